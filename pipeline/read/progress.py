@@ -27,7 +27,7 @@ logger = logging.getLogger("kept.pipeline")
 Offsets = dict[TopicPartition, int]
 
 
-class Following:
+class StreamProgress:
     """A stream's view of its partitions, from trigger to trigger."""
 
     def __init__(self, client: Client, options: ReadOptions) -> None:

@@ -25,7 +25,7 @@ from kept.pipeline.read.admission import (
     to_json,
     topic_ids_in,
 )
-from kept.pipeline.read.progress import Following
+from kept.pipeline.read.progress import StreamProgress
 from kept.pipeline.read.task import client_for, read_partition
 from kept.storage.types import TopicPartition
 
@@ -65,11 +65,11 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, schema: StructType, options: ReadOptions | BadOption) -> None:
         self.schema = schema
         self._given = options
-        self._following: Following | None = None
+        self._progress: StreamProgress | None = None
         self._told: Checkpoint = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_following": None}  # sockets stay on the driver
+        return {**self.__dict__, "_progress": None}  # sockets stay on the driver
 
     @property
     def options(self) -> ReadOptions:
@@ -78,16 +78,16 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise self._given
         return self._given
 
-    def _followed(self) -> Following:
-        if self._following is None:
-            self._following = Following(
+    def _current(self) -> StreamProgress:
+        if self._progress is None:
+            self._progress = StreamProgress(
                 client_for(self.options.connection, known=False), self.options
             )
-        return self._following
+        return self._progress
 
     def _checkpoint(self, offsets: Mapping[TopicPartition, int]) -> Checkpoint:
-        following = self._followed()
-        return to_json(offsets, following.topic_ids(offsets), following.leader_epochs)
+        progress = self._current()
+        return to_json(offsets, progress.topic_ids(offsets), progress.leader_epochs)
 
     def _end(self, start: Checkpoint, offsets: Mapping[TopicPartition, int]) -> Checkpoint:
         """Where a trigger ends; as it was said before, where nothing has moved but leaders."""
@@ -96,14 +96,14 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         return end
 
-    def _remember(self, start: Checkpoint) -> Following:
-        following = self._followed()
-        following.remember(topic_ids_in(start), leader_epochs_in(start))
-        return following
+    def _remember(self, start: Checkpoint) -> StreamProgress:
+        progress = self._current()
+        progress.remember(topic_ids_in(start), leader_epochs_in(start))
+        return progress
 
     def initialOffset(self) -> Checkpoint:  # noqa: N802
         """Where a query without a checkpoint starts."""
-        return self._checkpoint(self._followed().begin())
+        return self._checkpoint(self._current().begin())
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
         """The limit of an ordinary trigger."""
@@ -118,7 +118,7 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> Checkpoint:
         """Where the next micro-batch ends. Spark 4.1 asks without saying where it starts."""
         if start is None:
-            self._told = self._end(self._told, self._followed().newest())
+            self._told = self._end(self._told, self._current().newest())
             return self._told
         most = limit.max_rows if ADMISSION and isinstance(limit, ReadMaxRows) else None
         least = None
@@ -128,17 +128,17 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> Checkpoint:  # noqa: N802
         """The end of every partition, for the query's progress."""
-        newest = self._followed().newest()
-        return to_json(newest, self._followed().topic_ids(newest))
+        newest = self._current().newest()
+        return to_json(newest, self._current().topic_ids(newest))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Note what there is: the query ends there."""
-        self._followed().stop_at_newest()
+        self._current().stop_at_newest()
 
     def partitions(self, start: Checkpoint, end: Checkpoint) -> list[InputPartition]:
         """The tasks of a micro-batch."""
-        following = self._remember(start)
-        ranges = following.ranges(from_json(start), from_json(end), topic_ids_in(end))
+        progress = self._remember(start)
+        ranges = progress.ranges(from_json(start), from_json(end), topic_ids_in(end))
         return [InputPartition(range_) for range_ in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -15,7 +15,7 @@ from kept.pipeline.connection import BadOption
 from kept.pipeline.options import parse_read
 from kept.pipeline.read.batch import plan_batch
 from kept.pipeline.read.plan import Bounds
-from kept.pipeline.read.progress import Following
+from kept.pipeline.read.progress import StreamProgress
 from kept.storage.errors import RequestTimedOut
 from kept.storage.types import IsolationLevel, TopicPartition
 from tests.spark.topics import eventually
@@ -50,9 +50,9 @@ def half_open(client: Client) -> Iterator[tuple[TopicPartition, Producer]]:
     producer.abort_transaction(30)
 
 
-def following(client: Client, topic: str, **options: str) -> Following:
+def following(client: Client, topic: str, **options: str) -> StreamProgress:
     given = {"bootstrap": client.bootstrap, "subscribe": topic, **options}
-    return Following(client, parse_read(given, streaming=True))
+    return StreamProgress(client, parse_read(given, streaming=True))
 
 
 def test_a_stream_that_had_read_what_is_open_goes_on_with_what_is_committed(client, half_open):

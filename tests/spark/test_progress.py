@@ -13,7 +13,7 @@ from kept.pipeline.read.admission import from_json, leader_epochs_in, to_json, t
 from kept.pipeline.read.batch import plan_batch
 from kept.pipeline.read.offsets import find_partitions
 from kept.pipeline.read.plan import Bounds, Range
-from kept.pipeline.read.progress import Following
+from kept.pipeline.read.progress import StreamProgress
 from kept.storage.errors import UnknownTopicOrPartition
 from kept.storage.records import build_batch
 from kept.storage.types import TopicPartition
@@ -27,9 +27,9 @@ def client(kept_broker: Cluster) -> Iterator[Client]:
         yield client
 
 
-def following(client: Client, topic: str, **options: str) -> Following:
+def following(client: Client, topic: str, **options: str) -> StreamProgress:
     given = {"bootstrap": client.bootstrap, "subscribe": topic, **options}
-    return Following(client, parse_read(given, streaming=True))
+    return StreamProgress(client, parse_read(given, streaming=True))
 
 
 def test_a_query_starts_at_the_end_or_where_it_is_told(client, kept_broker):
@@ -240,7 +240,7 @@ def test_a_checkpoint_knows_a_topic_that_was_replaced_while_nobody_followed(clie
     recreate(client, topic)
     fill(client, topic, range(20))
 
-    def again(**options: str) -> Following:
+    def again(**options: str) -> StreamProgress:
         found = following(client, topic, **options)
         found.remember(topic_ids_in(checkpoint))
         return found

@@ -18,7 +18,7 @@ import pytest
 
 from kept.client.client import Client
 from kept.pipeline.options import parse_read
-from kept.pipeline.read.progress import Following
+from kept.pipeline.read.progress import StreamProgress
 from kept.storage.types import TopicPartition
 from kept.testing import Cluster
 from tests.spark.topics import delete_before, eventually, fill, has_limits, recreate
@@ -172,7 +172,7 @@ def test_a_new_leader_alone_makes_no_batch(client, kept_broker):
     given = {"bootstrap": client.bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
     options = parse_read(given, streaming=True)
     reader = KeptStreamReader(None, options)
-    reader._following = Following(client, options)
+    reader._progress = StreamProgress(client, options)
     limit = reader.getDefaultReadLimit() if LIMITS else None
     for start in (reader.initialOffset(), None):
         end = reader.latestOffset(start, limit)

@@ -1,4 +1,5 @@
-"""What ``kept spark`` is given, checked before Spark is started: that takes seconds.
+"""What ``kept spark`` is given, and what it needs, checked before Spark is started: that takes
+seconds.
 
 Of paths only those are checked that are surely this machine's; of other file systems the job itself
 says what is wrong.
@@ -6,12 +7,14 @@ says what is wrong.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -19,6 +22,12 @@ from kept.cli.position_syntax import time_ms
 from kept.cli.shell import Failure
 from kept.storage.types import decimal_number
 
+if TYPE_CHECKING:
+    from kept.client.bootstrap import Bootstrap
+
+OLDEST: Final = (4, 1)
+"""What Spark asks of Python sources is not in PySpark before."""
+INSTALL: Final = "pip install '.[spark]' in a clone of kept brings PySpark 4.1 or newer"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _DEFAULT_FILE_SYSTEM: Final = "spark.hadoop.fs.defaultFS"
 
@@ -114,3 +123,35 @@ def parse_time(given: str | None) -> int | None:
         return None if given is None else time_ms(given, time.time_ns() // 1_000_000)
     except ValueError as error:
         raise click.UsageError(f"--as-of-timestamp: {error}") from None
+
+
+def check_needs(bootstrap: Bootstrap | None, topic: str | None) -> None:
+    """Fail at once where Spark, Java, the cluster or the topic is not there."""
+    missing = [
+        package for package in ("pyspark", "pyarrow") if importlib.util.find_spec(package) is None
+    ]
+    if missing:
+        are = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed"
+        raise Failure(f"{are}: {INSTALL}")
+    import pyspark
+
+    if _numbers(pyspark.__version__) < OLDEST:
+        raise Failure(f"PySpark {pyspark.__version__} is too old: {INSTALL}")
+    home = os.environ.get("JAVA_HOME")  # Spark looks nowhere else then
+    if home and not os.path.exists(os.path.join(home, "bin", "java")):
+        raise Failure(f"JAVA_HOME is {home}, and has no bin/java: unset it, or point it to a JRE")
+    if not home and shutil.which("java") is None:
+        raise Failure("no Java: install a JRE 17 or newer, or point JAVA_HOME to one")
+    if bootstrap is None:
+        return
+    from kept.pipeline.session import bounds_of, connect
+
+    with connect(bootstrap) as client:
+        client.metadata([])
+        if topic is not None:
+            bounds_of(client, topic)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Major and minor."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 
 from kept.cli.commands import spark
 from kept.cli.shell import Failure
-from kept.cli.spark_arguments import check_export, check_new, check_report
+from kept.cli.spark_arguments import INSTALL, check_export, check_needs, check_new, check_report
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def refused(monkeypatch, tmp_path):
         pyspark.__version__ = version
         monkeypatch.setitem(sys.modules, "pyspark", pyspark)
         monkeypatch.setattr(
-            spark.importlib.util, "find_spec", lambda name: None if name in missing else name
+            importlib.util, "find_spec", lambda name: None if name in missing else name
         )
         monkeypatch.setenv("JAVA_HOME", str(java_home or java.parent.parent))
         asked = ["table", "users", "--bootstrap", "localhost:1"]
@@ -49,7 +50,7 @@ def test_all_is_there(refused) -> None:
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
 def test_a_package_that_is_missing_is_named(refused, missing) -> None:
-    assert refused(missing=(missing,)) == f"{missing} is not installed: {spark.INSTALL}"
+    assert refused(missing=(missing,)) == f"{missing} is not installed: {INSTALL}"
 
 
 def test_both_are_named(refused) -> None:
@@ -57,7 +58,7 @@ def test_both_are_named(refused) -> None:
 
 
 def test_an_old_pyspark_is_named(refused) -> None:
-    assert refused(version="4.0.1") == f"PySpark 4.0.1 is too old: {spark.INSTALL}"
+    assert refused(version="4.0.1") == f"PySpark 4.0.1 is too old: {INSTALL}"
     assert "localhost:1" in refused(version="4.1.0.dev3")
 
 
@@ -71,7 +72,7 @@ def test_no_java(refused, monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Failure, match="no Java: install a JRE 17"):
-        spark._need(None, None)
+        check_needs(None, None)
 
 
 def test_where_a_report_cannot_be_written_nothing_is_read(tmp_path, monkeypatch) -> None:
@@ -135,7 +136,7 @@ def test_what_is_no_export_is_refused_before_spark_starts(tmp_path) -> None:
 )
 def test_commands_check_their_directories_first(arguments, tmp_path, monkeypatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(spark, "_need", lambda *_: pytest.fail("checked too late"))
+    monkeypatch.setattr(spark, "check_needs", lambda *_: pytest.fail("checked too late"))
     given = [str(tmp_path) if one == "FULL" else one for one in arguments]
     error = CliRunner().invoke(spark.spark, given).exception
     assert isinstance(error, Failure) and str(tmp_path) in str(error)

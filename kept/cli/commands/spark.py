@@ -7,11 +7,9 @@ can be refused is refused before that.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -44,6 +42,7 @@ from kept.cli.shell import (
 )
 from kept.cli.spark_arguments import (
     check_export,
+    check_needs,
     check_new,
     check_report,
     parse_offsets,
@@ -62,9 +61,6 @@ SHOWN: Final = 20
 MOST_SHOWN: Final = 100
 """Findings of an audit that are printed; JSON has all that were brought."""
 LONGEST_KEY: Final = 80
-OLDEST: Final = (4, 1)
-"""What Spark asks of Python sources is not in PySpark before."""
-INSTALL: Final = "pip install '.[spark]' in a clone of kept brings PySpark 4.1 or newer"
 _OURS: Final = re.compile(r"^(?:kept\.[\w.]+|pyspark_kept[\w.]*): (.+)$", re.MULTILINE)
 
 DIED: Final = "Spark's JVM ended before the job did: it was killed or ran out of memory"
@@ -169,7 +165,7 @@ def table(
         )
     if out is not None:
         check_new(out, obj["conf"], "--out", may_exist=False)
-    _need(bootstrap, topic)
+    check_needs(bootstrap, topic)
     with _job(obj) as session:
         from dataclasses import asdict
 
@@ -190,8 +186,8 @@ def table(
             observed = latest.observe(written, f.count(f.lit(1)).alias("rows"))
             observed.write.mode("errorifexists").parquet(out)
             count = written.get["rows"]
-            message = f"{counted(count, 'row')} in {out}"
-            show_json({"path": out, "rows": count}) if as_json else echo(message)
+            told = f"{counted(count, 'row')} in {out}"
+            show_json({"path": out, "rows": count}) if as_json else echo(told)
             return
         # As a number: Python has no moments after the year 9999, and would make them local time.
         shown = latest.withColumn("timestamp", f.unix_millis("timestamp")).orderBy("key")
@@ -250,7 +246,7 @@ def analyze(
         check_report(report)
     if out is not None:
         check_new(out, obj["conf"], "--out")
-    _need(bootstrap, topic)
+    check_needs(bootstrap, topic)
     with _job(obj) as session:
         from kept.pipeline import jobs
 
@@ -315,7 +311,7 @@ def audit(
     """
     if reference is not None:
         check_export(reference, obj["conf"])
-    _need(bootstrap, topic)
+    check_needs(bootstrap, topic)
     with _job(obj) as session:
         from kept.pipeline import jobs
 
@@ -347,10 +343,8 @@ def _show_audit(audited: Audit, as_json: bool) -> None:
         echo(f"and {audited.total - len(rows)} more")
     nodes = f"node{'s' * (len(audited.replicas) != 1)} {', '.join(map(str, audited.replicas))}"
     verdict = "clean" if audited.clean else counted(audited.total, "fault")
-    if audited.reference is not None:
-        nodes += " and the reference"
-    records = counted(audited.records, "record")
-    echo(f"{audited.topic}: {verdict}; {records} of {nodes} compared")
+    compared = f"{nodes}{' and the reference' * (audited.reference is not None)} compared"
+    echo(f"{audited.topic}: {verdict}; {counted(audited.records, 'record')} of {compared}")
     for partition, replicas in audited.absent.items():
         echo(f"partition {partition}: not in sync and not read: {list(replicas)}")
     echo("This cannot see:")
@@ -369,7 +363,7 @@ def export(
 ) -> None:
     """Write all records of TOPIC to a new DIRECTORY as Parquet."""
     check_new(directory, obj["conf"], "DIRECTORY")
-    _need(bootstrap, topic)
+    check_needs(bootstrap, topic)
     with _job(obj) as session:
         from kept.pipeline import jobs
 
@@ -396,7 +390,7 @@ def restore(
 ) -> None:
     """Write an export to TOPIC, which is new or empty."""
     check_export(directory, obj["conf"])
-    _need(bootstrap, None)
+    check_needs(bootstrap, None)
     with _job(obj) as session:
         from kept.pipeline import jobs
 
@@ -435,7 +429,7 @@ def compact(
         raise click.UsageError('--below is JSON such as {"0": 10}')
     check_export(directory, obj["conf"])
     check_new(target, obj["conf"], "TARGET")
-    _need(None, None)
+    check_needs(None, None)
     with _job(obj) as session:
         from kept.pipeline import jobs
 
@@ -453,38 +447,6 @@ def _show_export(written: Any, as_json: bool) -> None:
 
 
 # What they share.
-
-
-def _need(bootstrap: Bootstrap | None, topic: str | None) -> None:
-    """Fail at once where Spark, Java, the cluster or the topic is not there."""
-    missing = [
-        package for package in ("pyspark", "pyarrow") if importlib.util.find_spec(package) is None
-    ]
-    if missing:
-        are = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed"
-        raise Failure(f"{are}: {INSTALL}")
-    import pyspark
-
-    if _numbers(pyspark.__version__) < OLDEST:
-        raise Failure(f"PySpark {pyspark.__version__} is too old: {INSTALL}")
-    home = os.environ.get("JAVA_HOME")  # Spark looks nowhere else then
-    if home and not os.path.exists(os.path.join(home, "bin", "java")):
-        raise Failure(f"JAVA_HOME is {home}, and has no bin/java: unset it, or point it to a JRE")
-    if not home and shutil.which("java") is None:
-        raise Failure("no Java: install a JRE 17 or newer, or point JAVA_HOME to one")
-    if bootstrap is None:
-        return
-    from kept.pipeline.session import bounds_of, connect
-
-    with connect(bootstrap) as client:
-        client.metadata([])
-        if topic is not None:
-            bounds_of(client, topic)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Major and minor."""
-    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 @contextlib.contextmanager

@@ -5,10 +5,10 @@ Cutting and emptying block on the disk (fsync of the segment, its directory, the
 appending is one ``writev``. What a cut would read for long is read before, by a thread
 (:mod:`kept.storage.producers.cut_preparation`).
 
-Order within a cut (rules 12, 19, 22, 27): the durable recovery point is lowered, the log is cut
-durably, then the epoch cache, then the recovery point and the high watermark are at most the log
-end in memory, then the shell hears :class:`.effects.LogTruncated`. A crash in between leaves a log
-that is cut or not, and a start that brings the rest in line with it.
+Order within a cut (rules 12, 19, 22, 27): the checkpoints that are above its end are lowered, the
+log is cut durably, then the epoch cache, then the recovery point and the high watermark are at most
+the log end in memory, then the shell hears :class:`.effects.LogTruncated`. A crash in between
+leaves a log that is cut or not, and a start that brings the rest in line with it.
 """
 
 from __future__ import annotations

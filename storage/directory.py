@@ -148,7 +148,7 @@ class LogDirectory:
         """Logs that were set aside once: the checkpoints have forgotten them."""
         self.version = 0
         """How often it was said where a log stands, since this was opened: it was created, put back
-        or cut, or :meth:`state_recovery_point`; see :meth:`write_checkpoints`."""
+        or cut, or :meth:`state_recovery_point`; what was looked up before may not hold any more."""
         self._writing = threading.Lock()
         self._changed: dict[TopicPartition, int] = {}
         self._gone: dict[TopicPartition, int] = {}
@@ -360,7 +360,7 @@ class LogDirectory:
             producer_id_expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
             producer_quota=self._producer_quota,
         )  # fmt: skip
-        log.before_cut = partial(self.lower_recovery_point, tp)
+        log.before_cut = partial(self.lower_checkpoints, tp)
         self.unopened.discard(tp)
         if log.log_end_offset < max(self.high_watermarks.get(tp, 0), recovery_point or 0):
             self.survived_epoch = -1  # damage: what was written is not all here
@@ -394,7 +394,7 @@ class LogDirectory:
                 producer_id_expiration_ms=producer_id_expiration_ms, first_epoch=leader_epoch,
                 producer_quota=self._producer_quota,
             )  # fmt: skip
-            log.before_cut = partial(self.lower_recovery_point, tp)
+            log.before_cut = partial(self.lower_checkpoints, tp)
             logs.append(log)
         self.disk.fsync_dir(self.path)
         return logs
@@ -531,32 +531,45 @@ class LogDirectory:
             checkpoints.write_offsets(self.disk, self._file(kind.value), current)
             self.checkpoints[kind] = current
 
-    def state_recovery_point(self, tp: TopicPartition, offset: int) -> None:
+    def state_recovery_point(self, tp: TopicPartition, offset: int, version: int) -> bool:
         """Make one log's recovery point durable, before files are put into place that have gaps
         below it. What was collected before does not undo it; nothing is written of a log that was
         deleted meanwhile. Blocks, any thread may.
+
+        ``version`` is what :attr:`version` was when ``offset`` was looked up. False: a cut, or
+        whatever was said of the log since, counts, and nothing is written.
         """
+        with self._writing:
+            if tp in self._gone:
+                return True
+            if self._changed.get(tp, 0) > version:
+                return False
+            self._note(tp)
+            self._write(Checkpoint.RECOVERY_POINTS, tp, offset)
+            return True
+
+    def lower_checkpoints(self, tp: TopicPartition, end_offset: int, recovery_point: int) -> None:
+        """A log is about to be cut to ``end_offset``: when this returns no checkpoint says that it
+        reaches higher, or is durable above ``recovery_point``. What was collected before does not
+        undo it; nothing is written where none does, nor of a log that was deleted. Blocks.
+        """
+        bounds = {
+            Checkpoint.RECOVERY_POINTS: recovery_point,
+            Checkpoint.HIGH_WATERMARKS: end_offset,
+            Checkpoint.LOG_STARTS: end_offset,
+        }
         with self._writing:
             if tp in self._gone:
                 return
             self._note(tp)
-            self._write_recovery_point(tp, offset)
+            for kind, bound in bounds.items():
+                if self.checkpoints[kind].get(tp, 0) > bound:
+                    self._write(kind, tp, bound)
 
-    def lower_recovery_point(self, tp: TopicPartition, offset: int) -> None:
-        """A log is about to be cut: its durable recovery point is ``offset`` at most when this
-        returns. Otherwise as :meth:`state_recovery_point`, and nothing is written where it is.
-        """
-        with self._writing:
-            if tp in self._gone:
-                return
-            self._note(tp)
-            if self.recovery_points.get(tp, 0) > offset:
-                self._write_recovery_point(tp, offset)
-
-    def _write_recovery_point(self, tp: TopicPartition, offset: int) -> None:
-        current = {**self.recovery_points, tp: offset}
-        checkpoints.write_offsets(self.disk, self._file(layout.RECOVERY_POINTS), current)
-        self.checkpoints[Checkpoint.RECOVERY_POINTS] = current
+    def _write(self, kind: Checkpoint, tp: TopicPartition, offset: int) -> None:
+        current = {**self.checkpoints[kind], tp: offset}
+        checkpoints.write_offsets(self.disk, self._file(kind.value), current)
+        self.checkpoints[kind] = current
 
     def _forget(
         self, gone: Collection[TopicPartition], recovery_points: Mapping[TopicPartition, int]

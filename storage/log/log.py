@@ -78,8 +78,8 @@ def _nobody() -> None:
     """Nobody looks on a clock."""
 
 
-def _no_checkpoint(recovery_point: int) -> None:
-    """No start relies on a recovery point."""
+def _no_checkpoint(end_offset: int, recovery_point: int) -> None:
+    """No checkpoint knows of the log."""
 
 
 class AppendInfo(NamedTuple):
@@ -138,9 +138,10 @@ class Log:
         """Nothing happened since whoever looks at logs on a clock has looked, who wants to know by
         ``on_dirty`` of the next change."""
         self.on_dirty: Callable[[], None] = _nobody
-        self.before_cut: Callable[[int], None] = _no_checkpoint
-        """Called with a recovery point before a cut removes what is durable above that: when it
-        returns no start relies on more. Raises MachineError; the log is whole then."""
+        self.before_cut: Callable[[int, int], None] = _no_checkpoint
+        """Called before a cut with the end of the log and the recovery point that it leaves: when
+        it returns no start expects, or relies on, more. Raises MachineError; the log is whole then.
+        """
         self.update_config(config)
 
     @classmethod

@@ -3,8 +3,10 @@
 A cut blocks, on the loop that appends, so it reads no more than it must and syncs nothing twice.
 What must be durable before what:
 
-1. the durable recovery point is at most where the log will end (:attr:`Log.before_cut`): a start
-   would say that records are lost, and later trust what was never synced;
+1. the durable recovery point, and the checkpoints of high watermark and log start, are at most
+   where the log will end (:attr:`Log.before_cut`): a start would say that records are lost, hide
+   those that come next, and later trust what was never synced. The log is whole meanwhile, so they
+   may be written in any order;
 2. the names of later segments and of producer snapshots above the cut are gone (one fsync of the
    directory, where there were any) before the segment that stays is cut: a log whose middle is gone
    would read as compacted, and a snapshot that came back would vouch for other records;
@@ -14,6 +16,10 @@ What must be durable before what:
    is not read again by a start, so its transaction index is believed;
 5. the epochs that are left, where some went, before anything is appended. The high watermark
    follows (:mod:`kept.replication.follower_replica`).
+
+A log that starts anew above its end, or below its first segment, gets the new segment before the
+old ones go, those next to the gap last: a start finds a log that ends at either place. Above the
+end, that is where all replicas come that were away for long, nothing is to be lowered then.
 
 Nothing else needs the disk: the other indexes of an active segment are in memory, a crash has them
 made anew from the batches, and a stray snapshot below the end is removed by the next start.
@@ -76,10 +82,8 @@ def _truncate_to(log: Log, offset: int) -> None:
     active = log.segments[len(log.segments) - len(gone) - 1]
     batch = active.locate(offset)
     size_bytes = active.size_bytes if batch is None else batch[0]
-    point = log.recovery_point
-    if point > active.base_offset:
-        point = min(point, active.end_below(size_bytes))
-    log.before_cut(point)
+    end_offset = active.end_below(size_bytes)
+    log.before_cut(end_offset, min(log.recovery_point, end_offset))
     try:
         _cut(log, active, size_bytes, gone, offset)
     except DamagedData as error:
@@ -122,18 +126,28 @@ def start_at(log: Log, offset: int) -> None:
 
 
 def _start_at(log: Log, offset: int) -> None:
-    log.before_cut(offset)
+    begin, end = log.segments.bases[0], log.segments.active.next_offset
+    is_apart = not begin <= offset <= end
+    left = offset if is_apart else 0  # a start may find no segment, and an older log start
+    log.before_cut(left, left)
     logger.info("%s: emptied, it starts at %d", log, offset)
     log.producer_state.remove_snapshots_above(-1)
     log.leader_epochs.clear()
     log.leader_epochs.save()
     gone = list(log.segments)
     log.segments.remove(gone)
-    for segment in reversed(gone):
+    if is_apart:
+        _create(log, offset)
+    for segment in gone if offset > end else reversed(gone):
         unlink_segments(log.disk, [segment])
-    log.segments.create(offset, log.config.index_interval_bytes, log.last_seen_ms)
+    if not is_apart:
+        _create(log, offset)
     log.log_start_offset = offset
     log.durability.cut(offset)
     log.tail.reset(offset)
     log.producers.clear()
     log.disk.fsync_dir(log.directory)
+
+
+def _create(log: Log, offset: int) -> None:
+    log.segments.create(offset, log.config.index_interval_bytes, log.last_seen_ms)

@@ -23,6 +23,7 @@ from kept.node.runtime.counters import Counters
 from kept.replication.manifests import ManifestCore, ManifestRole
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition import Partition
+from kept.storage.directory import Checkpoint
 from kept.storage.log import missing_files
 from kept.storage.records import build_batch
 from kept.storage.types import Generation
@@ -62,7 +63,9 @@ def prepared(world):
     w.log.flush()
     w.disk.fsync_dir("/t-0")
     directory, end = log_directory("/t-0", w.disk), w.log.log_end_offset
-    directory.state_recovery_point(w.log.topic_partition, end)
+    tp = w.log.topic_partition
+    directory.state_recovery_point(tp, end, directory.version)
+    directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {tp: end})
     manifest_store.store("/t-0", w.disk, manifest(HELD, end), None, complete=True)
     return w
 
@@ -88,7 +91,7 @@ def follower(w) -> LocalReplica:
         fetchers=context.fetchers, alter_partition=given, notifier=context.notifier,
     )  # fmt: skip
     of_log = log_directory(w.log.directory, disk)
-    w.log.before_cut = partial(of_log.lower_recovery_point, w.log.topic_partition)
+    w.log.before_cut = partial(of_log.lower_checkpoints, w.log.topic_partition)
     directory = LocalDirectory(of_log, cast("Any", InlinePool()), "/")
     hosted = LocalReplica(partition, directory, cast("Any", roles))
     hosted.manifests = ReplicaManifests(context, hosted)
@@ -174,9 +177,11 @@ def test_a_crash_at_every_call_of_a_cut(world, caplog, how, offset) -> None:
             break
         caplog.clear()
         traces = missing_files.find_traces(disk, "/t-0")
-        point = log_directory("/t-0", disk).recovery_points[w.log.topic_partition]
+        directory, tp = log_directory("/t-0", disk), w.log.topic_partition
         again = reopened(world, w, disk)
-        missing_files.report_missing(again.log, traces, 12 if offset > 12 else 0, point)
+        missing_files.report_missing(
+            again.log, traces, directory.high_watermarks[tp], directory.recovery_points[tp]
+        )
         assert "though everything below" not in caplog.text
         assert how == "power" or not any(r.levelno >= logging.ERROR for r in caplog.records)
         found, end = batches_of(again), again.log.log_end_offset

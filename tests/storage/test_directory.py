@@ -324,7 +324,7 @@ def test_what_was_collected_before_does_not_undo_a_recovery_point(disk, now) -> 
     for one in (tp, other):
         create_log(directory, one, uuid.UUID(int=1), LogConfig(), now_ms=0)
     changes, collected = directory.version, {tp: 20, other: 7}
-    directory.state_recovery_point(tp, now)
+    assert directory.state_recovery_point(tp, now, directory.version)
     assert opened(disk.after_power_loss(1)).recovery_points == {tp: now, other: 0}
     directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, collected, changes)
     assert directory.recovery_points == {tp: now, other: 7}
@@ -333,20 +333,38 @@ def test_what_was_collected_before_does_not_undo_a_recovery_point(disk, now) -> 
     assert directory.recovery_points == collected, "looked up after it was said"
 
 
-@pytest.mark.parametrize(("durable", "writes"), [(0, False), (20, False), (21, True)])
-def test_a_cut_writes_only_a_recovery_point_that_is_above_it(disk, durable, writes) -> None:
+def test_a_recovery_point_of_before_a_cut_is_not_made_durable(disk) -> None:
+    """A thread comes with it when the loop has lowered it."""
+    directory, tp = opened(disk), TopicPartition("t", 0)
+    create_log(directory, tp, uuid.UUID(int=1), LogConfig(), now_ms=0)
+    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {tp: 30})
+    version = directory.version
+    directory.lower_checkpoints(tp, 20, 10)
+    before = disk.calls
+    assert not directory.state_recovery_point(tp, 50, version)
+    assert disk.calls == before and directory.recovery_points == {tp: 10}
+    version = directory.version
+    directory.lower_checkpoints(TopicPartition("other", 0), 0, 0)
+    assert directory.state_recovery_point(tp, 20, version), "another log was cut"
+    assert opened(disk.after_power_loss(1)).recovery_points == {tp: 20}
+
+
+@pytest.mark.parametrize("kind", Checkpoint)
+@pytest.mark.parametrize(("known", "writes"), [(0, False), (20, False), (21, True)])
+def test_a_cut_writes_only_what_is_above_it(disk, kind, known, writes) -> None:
     """Many logs are cut at once after a failover, on the node's loop."""
     directory, tp, other = opened(disk), TopicPartition("t", 0), TopicPartition("other", 0)
     for one in (tp, other):
         create_log(directory, one, uuid.UUID(int=1), LogConfig(), now_ms=0)
-    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {tp: durable, other: 7})
+    directory.write_checkpoints(kind, {tp: known, other: 7})
     changes, before = directory.version, disk.calls
-    directory.lower_recovery_point(tp, 20)
+    directory.lower_checkpoints(tp, 20, 20)
+    writes = writes and kind is not Checkpoint.CLEANER  # it is for Kafka's tools
     assert (disk.calls > before) is writes
-    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {tp: 30, other: 8}, changes)
-    expected = {tp: min(durable, 20), other: 8}
-    assert directory.recovery_points == expected, "what was collected before the cut is void"
-    assert opened(disk.after_power_loss(1)).recovery_points == expected
+    directory.write_checkpoints(kind, {tp: 30, other: 8}, changes)
+    expected = {tp: 20 if writes else known, other: 8}
+    assert directory.checkpoints[kind] == expected, "what was collected before the cut is void"
+    assert opened(disk.after_power_loss(1)).checkpoints[kind] == expected
 
 
 def test_a_log_deleted_while_others_are_purged_is_not_forgotten(kit, disk) -> None:
@@ -587,7 +605,7 @@ def test_what_was_collected_of_a_log_before_its_deletion_is_not_written(disk, ki
     directory.write_checkpoints(kind, collected, changes)
     assert directory.purge(0) == 1
     directory.write_checkpoints(kind, collected, changes)
-    directory.state_recovery_point(gone, 10)
+    directory.state_recovery_point(gone, 10, changes)
     assert directory.checkpoints[kind] == {TP: 8}
     lacks_nothing(disk)
 

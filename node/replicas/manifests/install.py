@@ -100,8 +100,9 @@ async def _make_durable(hosted: LocalReplica, end_offset: int, check: Callable[[
         cuts = log_.truncations
         await hosted.flushed(log_.active_segment.base_offset)
         tp, point = log_.topic_partition, log_.recovery_point
-        await directory.pool.run(directory.directory.state_recovery_point, tp, point)
-        if log_.truncations == cuts:
+        state, version = directory.directory.state_recovery_point, directory.directory.version
+        stated = await directory.pool.run(state, tp, point, version)
+        if stated and log_.truncations == cuts:
             break
     if point < end_offset:
         raise InvariantViolation(f"{log_}: durable to {point}, the manifest ends at {end_offset}")

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from kept.node.replicas.manifests import install
+from kept.storage.checkpoints import read_offsets
+from kept.storage.directory import LogDirectory
 from kept.storage.errors import (
     KafkaStorageError,
     KeptError,
@@ -15,7 +17,10 @@ from kept.storage.errors import (
     NotLeaderOrFollower,
     ResourceExhausted,
 )
+from kept.storage.types import LogConfig
+from tests.support.logs import NOW, TOPIC_ID, TP, append, batch, create_log
 from tests.support.parts import Given
+from tests.support.simulated_disk import SimulatedDisk
 
 EIO = MachineError("/d", "rename", OSError(5, "EIO"))
 FULL = ResourceExhausted("/d", "open", OSError(24, "EMFILE"))
@@ -98,3 +103,42 @@ def test_nothing_more_is_placed_in_a_directory_that_failed(monkeypatch) -> None:
     with pytest.raises(KafkaStorageError, match="the disk failed"):
         swap.run(monkeypatch)
     assert swap.done == ["check", "prepare", "check", "place 1", "end"]
+
+
+@pytest.mark.parametrize("cuts", [True, False])
+def test_a_cut_before_the_recovery_point_is_durable_has_it_looked_up_again(cuts) -> None:
+    """No start finds the one of before the cut, not even one after a kill just then. Nor is one
+    that was lowered for a cut that did not come taken for durable.
+    """
+    disk, stated = SimulatedDisk(), []
+    directory = LogDirectory.open(
+        "/d", disk, cluster_id="c", node_id=1, new_directory_id=TOPIC_ID, now_ms=0
+    )
+    log = create_log(directory, TP, TOPIC_ID, LogConfig())
+    for _ in range(6):
+        append(log, batch(10))
+    log.roll(NOW)
+
+    async def run(state: Any, *given: Any) -> bool:
+        if not stated and not cuts:
+            directory.lower_checkpoints(TP, 35, 35)
+        elif not stated:
+            log.truncate_to(35)
+            append(log, batch(10), leader_epoch=1)
+            log.roll(NOW)
+        stated.append(state(*given))
+        found = read_offsets(disk.after_kill(), "/d/recovery-point-offset-checkpoint")
+        assert found[TP] <= (log.recovery_point if stated[-1] else 35)
+        return stated[-1]
+
+    async def flushed(_: int) -> None:
+        log.flush()
+
+    hosted: Any = Given(
+        directory=Given(directory=directory, pool=Given(run=run)),
+        partition=Given(log=log, high_watermark=40),
+        flushed=flushed,
+    )
+    asyncio.run(install._make_durable(hosted, 40, lambda: None))
+    assert stated == [False, True]
+    assert directory.recovery_points == {TP: log.recovery_point} == {TP: 40 if cuts else 60}

@@ -136,6 +136,8 @@ class LogDirectory:
         self.survived_epoch = -1
         """The broker epoch of the process before, if it ended without a clean stop and the machine
         has not been started anew since: it lost nothing that it had written; else -1."""
+        self.has_lost = False
+        """A log that was opened lacks records that were there."""
         self.offline: str | None = None
         self.checkpoints: dict[Checkpoint, dict[TopicPartition, int]] = {}
         """What the files say: read at open, then as last written."""
@@ -228,6 +230,7 @@ class LogDirectory:
         epoch = checkpoints.read_clean_shutdown(self.disk, mark)
         self.was_clean = epoch is not None
         self.broker_epoch = -1 if epoch is None else epoch
+        is_damaged = False
         for kind in Checkpoint:
             path = self._file(kind.value)
             try:
@@ -236,7 +239,11 @@ class LogDirectory:
                 logger.warning("%s: taken as empty, logs are scanned", error)
                 self.checkpoints[kind] = {}
                 self.was_clean = False
+                is_damaged = True
         self._find_missing()
+        if self.missing or is_damaged:
+            # Before the checkpoints are written anew: then nothing would tell the next start.
+            self._remove_running_mark()
         self._read_running_mark()
         for name in self.disk.listdir(self.path):
             parsed = layout.parse_directory_name(name)
@@ -273,14 +280,22 @@ class LogDirectory:
     def _read_running_mark(self) -> None:
         """A killed process leaves what it wrote in the page cache, until the machine restarts."""
         mark = checkpoints.read_running(self.disk, self._file(layout.RUNNING))
-        if mark is not None and not self.missing and mark[1] == self.disk.boot_id():
+        if mark is not None and mark[1] == self.disk.boot_id():
             self.survived_epoch = mark[0]
+
+    def _remove_running_mark(self) -> None:
+        """Raises MachineError. No fsync is due: a power cut that brings the mark back is the end of
+        the machine's run that it names.
+        """
+        self.disk.unlink(self._file(layout.RUNNING))
 
     @property
     def proven_epoch(self) -> int:
         """The broker epoch of the process before, if this directory has all that it had written:
         it stopped cleanly, or was killed on a machine that runs still; else -1 (rule 33).
         """
+        if self.has_lost:
+            return -1
         return self.broker_epoch if self.was_clean else self.survived_epoch
 
     def mark_running(self, broker_epoch: int) -> None:
@@ -362,12 +377,31 @@ class LogDirectory:
         )  # fmt: skip
         log.before_cut = partial(self.lower_checkpoints, tp)
         self.unopened.discard(tp)
-        if log.log_end_offset < max(self.high_watermarks.get(tp, 0), recovery_point or 0):
-            self.survived_epoch = -1  # damage: what was written is not all here
-        missing_files.report_missing(
-            log, traces, self.high_watermarks.get(tp, 0), recovery_point or 0
-        )
+        high_watermark, recovery_point = self.high_watermarks.get(tp, 0), recovery_point or 0
+        if missing_files.report_missing(log, traces, high_watermark, recovery_point):
+            self._note_loss(log, recovery_point)
         return log
+
+    def _note_loss(self, log: Log, recovery_point: int) -> None:
+        """A log lacks records, and that was said. Raises MachineError.
+
+        What was durable and is not, has to go from the checkpoints before the log is appended to:
+        a start would trust what is written there next, and was never synced. Two things tell the
+        next start of the loss, this node's mark by its absence and the checkpoints. So the mark
+        goes first. A start after a kill
+
+        - before the mark is gone finds all as this one did;
+        - between the two finds no mark, and says again what is lost; so it does where only the
+          recovery point is lowered, by the high watermark;
+        - after both finds no mark, and a log that is whole: there is no proof, and nothing to say.
+
+        Where a power cut took what was not synced, only the high watermark is above the end, of
+        many logs perhaps: its checkpoint is written by and by, and the mark is gone before that.
+        """
+        self.has_lost = True
+        self._remove_running_mark()
+        if log.log_end_offset < recovery_point:
+            self.lower_checkpoints(log.topic_partition, log.log_end_offset, log.recovery_point)
 
     def create_logs(
         self, births: Sequence[Birth], *, now_ms: int, producer_id_expiration_ms: int = 86_400_000
@@ -605,9 +639,7 @@ class LogDirectory:
         must not rely on the mark. Blocks; one that cannot be removed is only logged.
         """
         try:
-            self.disk.unlink(self._file(layout.RUNNING))
-        except FileNotFoundError:
-            pass
+            self._remove_running_mark()
         except MachineError as error:
             logger.warning("%s", error)
 
@@ -623,7 +655,7 @@ class LogDirectory:
                     "cleanly", self.path, len(self.unopened),
                 )  # fmt: skip
             elif clean and self.offline is None:
-                if broker_epoch == -1 and self.was_clean:
+                if broker_epoch == -1 and self.was_clean and not self.has_lost:
                     broker_epoch = self.broker_epoch
                 mark = self._file(layout.CLEAN_SHUTDOWN)
                 checkpoints.write_clean_shutdown(self.disk, mark, broker_epoch)

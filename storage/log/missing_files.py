@@ -47,10 +47,12 @@ def find_traces(disk: Disk, directory: str) -> Traces:
             continue
         if parsed.kind == layout.LOG:
             logs.add(parsed.base_offset)
-        elif parsed.kind != layout.SNAPSHOT:
-            indexes.add(parsed.base_offset)
-        elif not parsed.state:
+        elif parsed.state:
+            continue  # on its way out or in
+        elif parsed.kind == layout.SNAPSHOT:
             snapshots.append(parsed.base_offset)
+        else:
+            indexes.add(parsed.base_offset)
     bereft = not logs and _has_epochs(disk, f"{directory}/{layout.LEADER_EPOCHS}")
     return Traces(tuple(snapshots), tuple(sorted(indexes - logs)), bereft)
 
@@ -62,13 +64,15 @@ def _has_epochs(disk: Disk, path: str) -> bool:
         return True  # recovery says what is wrong with it
 
 
-def report_missing(log: Log, traces: Traces, high_watermark: int, recovery_point: int) -> None:
-    """Name what is missing; ``high_watermark`` and ``recovery_point`` as checkpointed."""
+def report_missing(log: Log, traces: Traces, high_watermark: int, recovery_point: int) -> bool:
+    """Name what is missing; whether anything is. ``high_watermark`` and ``recovery_point`` as
+    checkpointed.
+    """
     end = log.log_end_offset
-    for base in traces.orphans:
-        if log.segments.bases[0] < base < end:
-            upper = log.segments.bases[log.segments.floor(base) + 1 :]
-            _report(log, _index_alone(base), base, upper[0] if upper else end)
+    within = [base for base in traces.orphans if log.segments.bases[0] < base < end]
+    for base in within:
+        upper = log.segments.bases[log.segments.floor(base) + 1 :]
+        _report(log, _index_alone(base), base, upper[0] if upper else end)
     newest = max(traces.snapshots, default=0)
     reached, proof = max(
         (high_watermark, layout.HIGH_WATERMARKS), (newest, f"{newest:020d}{layout.SNAPSHOT}")
@@ -79,6 +83,9 @@ def report_missing(log: Log, traces: Traces, high_watermark: int, recovery_point
         _report(log, _index_alone(max(traces.orphans)), end, None)
     elif end >= recovery_point and traces.bereft:
         _report(log, f"there is a {layout.LEADER_EPOCHS} and no .log", end, None)
+    else:
+        return bool(within) or end < recovery_point
+    return True
 
 
 def _index_alone(base: int) -> str:

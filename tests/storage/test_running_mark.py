@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import uuid
 
 import pytest
@@ -12,8 +13,9 @@ from kept.storage import layout
 from kept.storage.directory import Birth, Checkpoint, LogDirectory
 from kept.storage.disk import Disk
 from kept.storage.errors import MachineError
+from kept.storage.log.log import Log
 from kept.storage.types import LogConfig, TopicPartition
-from tests.support.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 
 TP = TopicPartition("t", 0)
 MARK = f"/d/{layout.RUNNING}"
@@ -117,6 +119,127 @@ def test_a_log_that_is_shorter_than_it_was_known_to_be_takes_the_proof(kit, disk
     again = opened(killed)
     again.open_log(TP, None, LogConfig(), now_ms=0)
     assert again.proven_epoch == -1
+
+
+SMALL = LogConfig(segment_bytes=900, index_interval_bytes=100)
+
+
+def lacking(kit, disk: SimulatedDisk, *, clean: bool = False) -> SimulatedDisk:
+    """Epoch 7 made 80 records durable, and stopped or was killed; the last segments are gone."""
+    directory = opened(disk.after_kill())
+    (log,) = directory.create_logs([Birth(TP, kit.TOPIC_ID, SMALL)], now_ms=0)
+    for mark in range(40):
+        kit.append(log, kit.batch(2, mark=mark))
+    log.close()
+    for kind in (Checkpoint.RECOVERY_POINTS, Checkpoint.HIGH_WATERMARKS):
+        directory.write_checkpoints(kind, {TP: 80})
+    if clean:
+        directory.close(broker_epoch=7)
+    left = directory.disk.after_kill()
+    for segment in log.segments[-3:]:
+        left.unlink(segment.path(layout.LOG))
+    left.fsync_dir(log.directory)
+    return left
+
+
+def started(kit, disk: SimulatedDisk) -> tuple[LogDirectory, Log]:
+    directory = opened(disk)
+    return directory, directory.open_log(TP, None, SMALL, now_ms=kit.NOW)
+
+
+def said(caplog) -> int:
+    return sum(record.levelno >= logging.ERROR for record in caplog.records)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_kill_at_any_call_of_a_start_that_finds_a_loss_hides_nothing(
+    kit, disk, caplog, clean
+) -> None:
+    """One of the two starts says what is lost, and the second has no proof either."""
+    left = lacking(kit, disk, clean=clean)
+    for call in range(1, 1000):
+        first = left.after_kill()
+        first.crash_at(call)
+        caplog.clear()
+        try:
+            started(kit, first)
+        except SimulatedCrash:
+            pass
+        else:
+            break
+        for second in (first.after_kill(), first.after_power_loss(call)):
+            directory, log = started(kit, second)
+            assert directory.proven_epoch == -1, first.trace[-1]
+            assert directory.recovery_points[TP] <= log.log_end_offset < 80, first.trace[-1]
+        assert said(caplog), first.trace[-1]
+    assert call > 10
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_loss_is_said_by_one_start(kit, disk, caplog, clean) -> None:
+    """The next one finds a log that is whole, and no proof; that comes with the registration."""
+    directory, log = started(kit, lacking(kit, disk, clean=clean))
+    assert said(caplog) and directory.proven_epoch == -1
+    assert directory.recovery_points[TP] == directory.high_watermarks[TP] == log.log_end_offset
+    caplog.clear()
+    directory, _ = started(kit, directory.disk.after_kill())
+    assert not said(caplog) and directory.proven_epoch == -1
+    directory.mark_running(9)
+    directory, _ = started(kit, directory.disk.after_kill())
+    assert not said(caplog) and directory.proven_epoch == 9
+
+
+def test_who_stops_before_it_is_registered_does_not_prove_what_is_lost(kit, disk) -> None:
+    directory, log = started(kit, lacking(kit, disk, clean=True))
+    log.close()
+    directory.close()
+    again, _ = started(kit, directory.disk.after_kill())
+    assert again.was_clean and again.proven_epoch == -1
+
+
+def test_what_is_written_where_records_were_lost_is_not_taken_for_durable(kit, disk) -> None:
+    _, log = started(kit, lacking(kit, disk))
+    for mark in range(40, 100):
+        kit.append(log, kit.batch(2, mark=mark), leader_epoch=1)
+    written = kit.contents(log)
+    for seed in range(40):
+        _, again = started(kit, log.disk.after_power_loss(seed))
+        found = kit.contents(again)
+        assert found == written[: len(found)]
+        assert again.log_end_offset == found[-1][1] + 1
+
+
+def test_a_high_watermark_that_is_written_anew_proves_nothing(kit, disk) -> None:
+    """Nothing that was durable is lost; the process is killed before it is registered."""
+    left = lacking(kit, disk)
+    directory = opened(left)
+    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {TP: 0})
+    log = directory.open_log(TP, None, SMALL, now_ms=kit.NOW)
+    directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: log.log_end_offset})
+    directory, _ = started(kit, directory.disk.after_kill())
+    assert directory.proven_epoch == -1
+
+
+def test_a_missing_log_that_is_made_anew_proves_nothing(kit, disk) -> None:
+    """Nor where that process is killed before it is registered."""
+    left = lacking(kit, disk)
+    left.remove_tree("/d/t-0")
+    directory = opened(left)
+    assert directory.missing == {TP: 80} and directory.proven_epoch == -1
+    directory.create_logs([Birth(TP, kit.TOPIC_ID, SMALL)], now_ms=0)
+    again = opened(directory.disk.after_kill())
+    assert not again.missing and again.proven_epoch == -1
+
+
+@pytest.mark.parametrize("kind", [Checkpoint.RECOVERY_POINTS, Checkpoint.HIGH_WATERMARKS])
+def test_where_a_checkpoint_is_damaged_nothing_is_proven(disk, kind) -> None:
+    """Not by the next start either, which finds another one."""
+    directory = opened(disk.after_kill())
+    directory.disk.write_file(f"/d/{kind.value}", b"0\n1\n")
+    again = opened(directory.disk.after_kill())
+    assert again.proven_epoch == -1
+    again.write_checkpoints(kind, {})
+    assert opened(again.disk.after_kill()).proven_epoch == -1
 
 
 def test_the_machines_own_name_for_its_run() -> None:

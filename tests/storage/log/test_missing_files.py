@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 
+from kept.storage import layout
 from kept.storage.directory import Checkpoint, LogDirectory
 from kept.storage.types import LogConfig, TopicPartition
 from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
@@ -48,8 +49,14 @@ class Site:
             self.disk.unlink(f"/d/t-0/{base:020d}{suffix}")
 
     def reopen(self):
-        directory = self.open()
-        return directory.open_log(TP, self.kit.TOPIC_ID, CONFIG, now_ms=self.kit.NOW)
+        self.directory = self.open()
+        return self.directory.open_log(TP, self.kit.TOPIC_ID, CONFIG, now_ms=self.kit.NOW)
+
+    def said(self, caplog) -> list[str]:
+        """The errors of :meth:`reopen`: what is lost, and then nothing is proven."""
+        messages = errors(caplog)
+        assert self.directory.has_lost is bool(messages)
+        return messages
 
 
 def errors(caplog) -> list[str]:
@@ -60,7 +67,7 @@ def errors(caplog) -> list[str]:
 def test_nothing_is_said_of_a_log_that_lacks_nothing(kit, caplog, clean) -> None:
     site = Site(kit, clean=clean)
     assert site.reopen().log_end_offset == RECORDS
-    assert errors(caplog) == []
+    assert site.said(caplog) == []
 
 
 def test_a_log_that_is_not_there_is_opened_anew(kit, caplog) -> None:
@@ -76,7 +83,7 @@ def test_an_active_segment_below_the_high_watermark(kit, caplog) -> None:
     last = site.bases[-1]
     site.remove(last)
     assert site.reopen().log_end_offset == last
-    (said,) = errors(caplog)
+    (said,) = site.said(caplog)
     assert said.startswith(
         f"/d/t-0: it ends at {last}, and was at 80 by replication-offset-checkpoint: "
         f"records from {last} to 79 are lost here"
@@ -89,7 +96,7 @@ def test_the_snapshot_of_a_later_roll_is_proof_too(kit, caplog) -> None:
         site.remove(base, ".log", ".index", ".timeindex")
     below = site.bases[-2]
     assert site.reopen().log_end_offset == below
-    (said,) = errors(caplog)
+    (said,) = site.said(caplog)
     snapshot = f"{site.bases[-1]:020d}.snapshot"
     assert f"was at {site.bases[-1]} by {snapshot}: records from {below} to" in said
 
@@ -101,8 +108,18 @@ def test_an_index_without_its_log(kit, caplog) -> None:
     site.disk.write_file(f"/d/t-0/{last:020d}.index", b"")
     site.remove(last)
     assert site.reopen().log_end_offset == last
-    (said,) = errors(caplog)
+    (said,) = site.said(caplog)
     assert f"the .log of its index {last:020d} is missing: records from {last} on" in said
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_an_index_on_its_way_out_is_no_trace_of_a_log(kit, caplog, clean) -> None:
+    """A kill while what compaction had replaced was removed, its ``.log`` first."""
+    site = Site(kit, clean=clean)
+    for state in (layout.DELETED, layout.SWAP, layout.CLEANED):
+        site.disk.write_file(f"/d/t-0/{site.bases[2] + 1:020d}.index{state}", b"")
+    assert site.reopen().log_end_offset == RECORDS
+    assert site.said(caplog) == []
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -111,7 +128,7 @@ def test_a_segment_in_the_middle(kit, caplog, clean) -> None:
     gone, upper = site.bases[1:3]
     site.remove(gone)
     log = site.reopen()
-    said = errors(caplog)
+    said = site.said(caplog)
     wanted = f"the .log of its index {gone:020d} is missing: records from {gone} to {upper - 1}"
     if clean:
         assert log.log_end_offset == RECORDS
@@ -127,7 +144,7 @@ def test_every_segment(kit, caplog) -> None:
     for base in site.bases:
         site.remove(base, ".log", ".index", ".timeindex", ".snapshot")
     assert site.reopen().log_end_offset == 0
-    (said,) = errors(caplog)
+    (said,) = site.said(caplog)
     assert "there is a leader-epoch-checkpoint and no .log: records from 0 on" in said
 
 
@@ -135,7 +152,7 @@ def test_what_was_durable_is_told_once(kit, caplog) -> None:
     site = Site(kit, clean=True)
     site.remove(site.bases[-1])
     site.reopen()
-    (said,) = errors(caplog)
+    (said,) = site.said(caplog)
     assert "everything below 80 was durable: records are lost" in said
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -160,8 +161,8 @@ class Log:
         where the part ends in which compaction may have left gaps all the same. Without
         ``topic_id`` that of ``partition.metadata`` is taken. ``first_epoch``: led here in that
         epoch, should it be new. ``producer_quota``: what it shares with other logs; None: a quota
-        of its own. Raises DamagedData when that file is damaged or names another topic id,
-        MachineError.
+        of its own. Raises DamagedData when that file is damaged or names another topic id, or when
+        a segment is that lies above the log start, MachineError.
         """
         disk.ensure_directory(directory)
         metadata = f"{directory}/{layout.PARTITION_METADATA}"
@@ -172,13 +173,19 @@ class Log:
             write_partition_metadata(disk, metadata, topic_id)
         elif topic_id is not None and stored != topic_id:
             raise DamagedData(metadata, -1, -1, f"topic id is {stored}, expected {topic_id}")
-        recovered = recovery.recover(
-            disk, directory, config, now_ms=now_ms, log_start_offset=log_start_offset,
-            recovery_point=recovery_point, clean=clean, unfinished_swap=unfinished_swap,
-            expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
-            first_epoch=first_epoch, unsynced=stored is None,
+        recover = partial(
+            recovery.recover, disk, directory, config, now_ms=now_ms,
+            log_start_offset=log_start_offset, recovery_point=recovery_point, clean=clean,
+            unfinished_swap=unfinished_swap, expiration_ms=producer_id_expiration_ms,
+            compacted_to=compacted_to, first_epoch=first_epoch, unsynced=stored is None,
             quota=producer_quota,
         )  # fmt: skip
+        try:
+            recovered = recover()
+        except DamagedData as error:
+            if not recovery.drop_damaged_start(disk, directory, config, log_start_offset, error):
+                raise
+            recovered = recover()
         known = topic_id or stored
         assert known is not None
         return cls(tp, known, config, disk, recovered, now_ms)

@@ -15,6 +15,7 @@ what a power cut took, and the log is cut there.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
@@ -186,10 +187,10 @@ class _Opening:
         self.disk.fsync(segment.file)
         segment.size_bytes = position
 
-    def drop(self, segments: list[Segment]) -> None:
-        """Remove segments at the end of the log, the last one first."""
+    def drop(self, segments: list[Segment], why: str = "it follows a cut") -> None:
+        """Remove segments at an end of the log, the last one first."""
         for segment in reversed(segments):
-            logger.warning("%s: removed, it follows a cut", segment.path(layout.LOG))
+            logger.warning("%s: removed, %s", segment.path(layout.LOG), why)
             for kind in reversed(layout.SEGMENT_SUFFIXES):
                 self.disk.unlink(segment.path(kind))
         if segments:
@@ -199,7 +200,7 @@ class _Opening:
         self, clean: bool, recovery_point: int | None, compacted_to: int | None, log_start: int
     ) -> tuple[list[Segment], list[Segment]]:
         """(segments of the log, those among them that were scanned). What lies below the start of
-        the log is not scanned, as nobody reads it.
+        the log is not scanned, as nobody reads it. Raises DamagedData where it is none to open.
         """
         durable_to = max(recovery_point or 0, log_start)
         segments = self.find_segments()
@@ -212,6 +213,9 @@ class _Opening:
                 if next_base is not None:
                     segment.close_file()
                 continue
+            if next_base is not None and next_base <= log_start:
+                path = segment.path(layout.LOG)
+                raise DamagedData(path, -1, segment.base_offset, "it cannot be opened")
             bad_position = self.scan(segment, next_base)
             scanned.append(segment)
             if bad_position is None and next_base is not None:
@@ -267,6 +271,8 @@ def recover(
 
     Without a recovery point (its checkpoint is lost) the closed segments that are found are made
     durable: what is checkpointed from now on must not lie below a gap that compaction left.
+
+    Raises DamagedData, and may be called again after it: :func:`drop_damaged_start`.
     """
     retired = swap.finish(disk, directory, unfinished_swap)
     opening = _Opening(disk, directory, config, now_ms)
@@ -286,7 +292,7 @@ def recover(
     born = not len(segments)
     if born:
         segments.create(log_start_offset, config.index_interval_bytes, now_ms)
-    log_start_offset = max(log_start_offset, segments.bases[0])
+    known_start, log_start_offset = log_start_offset, max(log_start_offset, segments.bases[0])
     end_offset = segments.active.next_offset
     if end_offset < recovery_point:
         logger.error(
@@ -294,7 +300,8 @@ def recover(
             directory, end_offset, recovery_point,
         )  # fmt: skip
     epochs = _load_epochs(disk, directory, segments)
-    _report_lost_start(directory, epochs, segments.bases[0], retired)
+    if segments.bases[0] > known_start:
+        _report_lost_start(directory, epochs, segments.bases[0], retired)
     _complete_epochs(epochs, segments, log_start_offset)
     for epoch, start in opening.epoch_starts:
         if epoch > (-1 if epochs.latest is None else epochs.latest):
@@ -317,6 +324,24 @@ def recover(
         recovery_point = end_offset
     recovery_point = min(recovery_point, end_offset)
     return Recovered(segments, epochs, producers, log_start_offset, recovery_point, snapshots)
+
+
+def drop_damaged_start(
+    disk: Disk, directory: str, config: LogConfig, log_start_offset: int, error: DamagedData
+) -> bool:
+    """Whether a segment that lies wholly below the start of the log is what is damaged. Producers
+    and leader epochs are read from there, too; but nobody reads its records, so all below the start
+    goes, as retention would have it go.
+    """
+    opening = _Opening(disk, directory, config, 0)
+    segments = opening.find_segments()
+    upper = bisect_right([segment.base_offset for segment in segments], log_start_offset)
+    below = segments[: max(0, upper - 1)]
+    if error.path not in [segment.path(layout.LOG) for segment in below]:
+        return False
+    logger.error("%s", error)
+    opening.drop(below, f"it lies below the log start {log_start_offset}")
+    return True
 
 
 def _make_durable(disk: Disk, segments: Segments) -> None:
@@ -357,11 +382,10 @@ def _load_epochs(disk: Disk, directory: str, segments: Segments) -> LeaderEpochC
     if epochs.latest is None:
         latest = -1
         for segment in segments:
-            for data in segment.chunks(0):
-                for _, header in headers(data):
-                    if header.partition_leader_epoch > latest:
-                        latest = header.partition_leader_epoch
-                        epochs.assign(latest, header.base_offset)
+            for header in _headers(segment):
+                if header.partition_leader_epoch > latest:
+                    latest = header.partition_leader_epoch
+                    epochs.assign(latest, header.base_offset)
     return epochs
 
 
@@ -386,9 +410,17 @@ def _complete_epochs(
 def _headers_between(segments: Segments, start: int, end: int) -> Iterator[BatchHeader]:
     """Of the batches that reach above ``start`` and begin below ``end``."""
     for segment in segments[segments.floor(start) :]:
-        for data in segment.chunks(0):
-            for _, header in headers(data):
-                if header.base_offset >= end:
-                    return
-                if header.next_offset > start:
-                    yield header
+        for header in _headers(segment):
+            if header.base_offset >= end:
+                return
+            if header.next_offset > start:
+                yield header
+
+
+def _headers(segment: Segment) -> Iterator[BatchHeader]:
+    """Of all its batches. Raises DamagedData."""
+    for data in segment.chunks(0):
+        try:
+            yield from (header for _, header in headers(data))
+        except CorruptMessage as error:
+            raise DamagedData(segment.path(layout.LOG), -1, -1, str(error)) from error

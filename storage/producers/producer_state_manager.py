@@ -14,7 +14,7 @@ from typing import Final
 
 from kept.storage import layout
 from kept.storage.disk import Disk
-from kept.storage.errors import DamagedData
+from kept.storage.errors import CorruptMessage, DamagedData
 from kept.storage.producers import snapshots
 from kept.storage.producers.producer_states import (
     BATCHES_KEPT,
@@ -184,24 +184,37 @@ def replay(
     """Take a segment's batches from byte ``position`` on into the producer state, those with all of
     their records at or above offset ``start`` and below ``end``. Raises DamagedData, MachineError.
     """
-    for data in segment.chunks(position):
-        for at, header in _of_producers(data):
-            if header.last_offset >= end:
-                return
-            if header.last_offset >= start:
+    for data, at, header in _of_producers(segment, position):
+        if header.last_offset >= end:
+            return
+        if header.last_offset >= start:
+            try:
                 aborted = note_producer(producers, header, data, at)
-                if aborted is not None and rebuilt:
-                    segment.note_aborted(aborted)
+            except CorruptMessage as error:
+                raise _damaged(segment, header.base_offset, error) from error
+            if aborted is not None and rebuilt:
+                segment.note_aborted(aborted)
 
 
-def _of_producers(data: bytes) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of the batches with a producer id, of whole batches; most have none."""
-    position, end = 0, len(data)
-    while position < end:
-        length, producer_id = _LENGTH_AND_PRODUCER.unpack_from(data, position)
-        if producer_id >= 0:
-            yield position, read_header(data, position)
-        position += length + LENGTH_PREFIX_BYTES
+def _of_producers(segment: Segment, position: int) -> Iterator[tuple[bytes, int, BatchHeader]]:
+    """The batches with a producer id from byte ``position`` on; most have none. Each as (bytes,
+    position in them, header). Raises DamagedData.
+    """
+    for data in segment.chunks(position):
+        at, end = 0, len(data)
+        while at < end:
+            length, producer_id = _LENGTH_AND_PRODUCER.unpack_from(data, at)
+            if producer_id >= 0:
+                try:
+                    header = read_header(data, at)
+                except CorruptMessage as error:
+                    raise _damaged(segment, -1, error) from error
+                yield data, at, header
+            at += length + LENGTH_PREFIX_BYTES
+
+
+def _damaged(segment: Segment, offset: int, error: CorruptMessage) -> DamagedData:
+    return DamagedData(segment.path(layout.LOG), -1, offset, str(error))
 
 
 def note_producer(
@@ -239,14 +252,13 @@ def _fill_last_batches(active: Segment, producers: ProducerStates) -> None:
     """A snapshot keeps one batch a producer: the active segment's tail has the other four."""
     recent: dict[int, list[tuple[int, ProducerBatch]]] = {}
     start = active.index.position_floor(max(0, active.size_bytes - TAIL_BYTES))
-    for data in active.chunks(start):
-        for _, header in _of_producers(data):
-            if header.base_sequence >= 0:
-                batch = ProducerBatch(
-                    header.last_sequence, header.last_offset, header.last_offset_delta,
-                    header.max_timestamp,
-                )  # fmt: skip
-                recent.setdefault(header.producer_id, []).append((header.producer_epoch, batch))
+    for _, _, header in _of_producers(active, start):
+        if header.base_sequence >= 0:
+            batch = ProducerBatch(
+                header.last_sequence, header.last_offset, header.last_offset_delta,
+                header.max_timestamp,
+            )  # fmt: skip
+            recent.setdefault(header.producer_id, []).append((header.producer_epoch, batch))
     for producer_id, batches in recent.items():
         state: ProducerState | None = producers.get(producer_id)
         if state is not None and state.batches:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
 from kept.storage import layout
-from kept.storage.errors import OffsetOutOfRange, OutOfOrderSequenceNumber
+from kept.storage.errors import DamagedData, OffsetOutOfRange, OutOfOrderSequenceNumber
 from kept.storage.types import LogConfig
 
 HOUR = 3_600_000
@@ -178,6 +180,81 @@ def test_damage_below_the_log_start_costs_nothing_above_it(kit, disk, make_log) 
     left.flip_bit(layout.segment_file("/d/t-0", 4, layout.LOG), 100)
     again = kit.open_log(left, recovery_point=0, log_start_offset=13)
     assert kit.contents(again) == written[13:]
+
+
+class Damage(NamedTuple):
+    """One bit of a byte of a batch is another one; files of the kind ``lost`` are gone."""
+
+    base: int
+    batch: int
+    byte: int
+    lost: str
+    clean: bool
+
+
+def damaged(kit, disk, make_log, damage: Damage):
+    """A log that starts at 13, closed or killed; the path of what is damaged, and what was in the
+    log.
+    """
+    log = make_log(config=LogConfig(segment_bytes=1000, retention_ms=-1))
+    for n in range(20):
+        kit.append(log, kit.batch(1, size=400, pid=7, epoch=0, sequence=n), leader_epoch=n // 5)
+    log.flush()
+    written = kit.contents(log)
+    log.advance_log_start(13)
+    if damage.clean:
+        log.close()
+    left = disk.after_kill()
+    path = layout.segment_file("/d/t-0", damage.base, layout.LOG)
+    left.flip_bit(path, damage.batch * len(written[0][2]) + damage.byte, 1)
+    for file, _ in list(left.files()):
+        if file.endswith(damage.lost):
+            left.unlink(file)
+    return left, path, written
+
+
+LENGTH, MAGIC = (0, 8), (1, 16)
+READ_FOR = [
+    (layout.SNAPSHOT, False), (layout.LEADER_EPOCHS, False), (layout.LEADER_EPOCHS, True),
+    (layout.INDEX, False), (layout.INDEX, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Damage(base, *at, *read_for)
+        for base in (0, 4, 10)
+        for at in (LENGTH, MAGIC)
+        for read_for in READ_FOR
+    ],
+    ids=str,
+)
+def test_a_log_opens_though_a_segment_below_its_start_is_no_log(
+    kit, disk, make_log, caplog, damage
+) -> None:
+    """A start reads it for producers, leader epochs, or its indexes. Then it goes, with a word."""
+    left, path, written = damaged(kit, disk, make_log, damage)
+    again = kit.open_log(left, recovery_point=20, log_start_offset=13, clean=damage.clean)
+    again.check_invariants()
+    assert again.log_start_offset == 13 and kit.contents(again) == written[13:]
+    check_producer(again, 20)
+    assert again.segments.bases[0] == 12 and not left.exists(path)
+    assert f"{path}: damaged" in caplog.text and "records may be lost" not in caplog.text
+    again.close()
+    caplog.clear()
+    again = kit.open_log(left, recovery_point=20, log_start_offset=13, clean=True)
+    assert kit.contents(again) == written[13:] and not caplog.records
+
+
+@pytest.mark.parametrize("at", [LENGTH, MAGIC])
+def test_damage_above_the_log_start_takes_nothing_below_it(kit, disk, make_log, at) -> None:
+    damage = Damage(14, *at, layout.SNAPSHOT, False)
+    left, path, _ = damaged(kit, disk, make_log, damage)
+    logs = [name for name in left.listdir("/d/t-0") if name.endswith(layout.LOG)]
+    with pytest.raises(DamagedData, match=path):
+        kit.open_log(left, recovery_point=20, log_start_offset=13)
+    assert [name for name in left.listdir("/d/t-0") if name.endswith(layout.LOG)] == logs
 
 
 def silent_producer(kit, log) -> None:

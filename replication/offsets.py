@@ -1,4 +1,5 @@
-"""ListOffsets and OffsetForLeaderEpoch answered from one log, exactly as Apache Kafka does.
+"""ListOffsets and OffsetForLeaderEpoch answered from one log, as Apache Kafka does. One difference:
+where the largest timestamp lies below the log start, Kafka names an offset that nobody can read.
 
 Sources: ``UnifiedLog.fetchOffsetByTimestamp``, ``Partition.fetchOffsetForTimestamp``,
 ``ReplicaManager.fetchOffset``. There is no tiered storage: "local" means all, "tiered" nothing.

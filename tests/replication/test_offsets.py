@@ -50,6 +50,17 @@ def test_max_timestamp_is_the_record(filled) -> None:
     assert filled.list_offset(MAX) == (tools.NOW + 4, 4, 0)
 
 
+def test_max_timestamp_below_the_log_start_is_no_offset(filled) -> None:
+    """Ours: Apache Kafka 4.3 names the record while its segment is there, though nobody can read
+    it."""
+    filled.delete_records(4)
+    assert filled.list_offset(MAX) == (tools.NOW + 4, 4, 0)
+    filled.delete_records(5)
+    assert filled.list_offset(MAX) == NOTHING
+    tools.produce(filled, 1, timestamp=tools.NOW + 9)
+    assert filled.list_offset(MAX) == (tools.NOW + 9, 10, 0)
+
+
 def test_by_timestamp_is_the_first_record_not_older(filled) -> None:
     assert filled.list_offset(0) == (tools.NOW, 0, 0)
     assert filled.list_offset(tools.NOW + 3) == (tools.NOW + 3, 3, 0)

@@ -35,6 +35,8 @@ subjectAltName=DNS:$node,DNS:localhost,IP:127.0.0.1,$outside
 END
     openssl req -new $curve -sha256 -subj "/CN=kept-node" -keyout "$work/key" -out "$work/request"
     openssl x509 -req -in "$work/request" -CA $ca -CAkey $key -sha256 -days 365 -extfile "$work/extensions" -out "$work/certificate"
+    # A run that was killed leaves files of the nodes' user, whom this one may not write for.
+    rm -f "$store/node.pem.new" "$store/ca.pem.new"
     # Nodes read both while they run: each is whole from its first moment.
     cat "$work/key" "$work/certificate" >"$store/node.pem.new"
     cat $ca >"$store/ca.pem.new"

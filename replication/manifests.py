@@ -34,8 +34,11 @@ answers, and tests/replication/manifests plays them:
 - An apply cannot be taken back once a segment is in place; elections and cuts wait for its end.
 - *Unclean*: the leader forgets what it holds and makes a base generation (C15a, b); the mark is the
   controller's, so that it is made also by one that is elected again (C15c). A cut below the
-  applied b clears the mark. A survivor that is missing: a member stops acknowledging, so that the
-  leader drops it; outside of the ISR the log is cut there and fetched again.
+  applied b clears the mark.
+- *Missing*: a survivor that is not in the log. The replica says from then on that it holds nothing
+  and has applied nothing, so that its leader drops it from the ISR, and proposes it no more. The
+  log is cut there, and fetched again, once the leader has answered such a pull that the replica is
+  neither a member nor proposed: what the image says of that may be old (C17).
 
 What the shell owes: nothing that a manifest covers is deleted by anything else meanwhile; events in
 the order in which things happened; a :class:`.manifests_events.TruncationCompleted` before the log
@@ -136,7 +139,6 @@ class ManifestCore:
     alone: bool = False
     leader_published: ManifestRef | None = None
     synced: bool = False
-    in_isr: bool = False
     in_flight: PullRequest | None = None
     storing: StoreManifest | None = None
     applying: ManifestRef | None = None
@@ -217,9 +219,8 @@ class ManifestCore:
         return effects + self._offer_if_known()
 
     def _follows(self, event: StartedFollowing) -> Effects:
-        self.in_isr = event.in_isr
         if self.role is ManifestRole.FOLLOWER and event.leader_epoch == self.leader_epoch:
-            return self._cut_missing()
+            return ()
         return self._begin(ManifestRole.FOLLOWER, event.leader_epoch)
 
     # Leader.
@@ -299,11 +300,13 @@ class ManifestCore:
         said = ManifestAcknowledged(replica, held, broker_epoch, complete, number)
         return (*effects, NoteManifest(said))
 
-    def pull_response(self, request: PullRequest) -> PullResponse:
+    def pull_response(self, request: PullRequest, *, outside_isr: bool = False) -> PullResponse:
         """The response to a request that was counted by :meth:`receive_pull`."""
         published = self.published if _covers(request, self.published) else None
         sent = dict.fromkeys(m for m in (self.held, published) if m and m not in request.has)
-        return PullResponse(self.held, published, tuple(sent), self._is_complete(request))
+        return PullResponse(
+            self.held, published, tuple(sent), self._is_complete(request), outside_isr
+        )
 
     def _is_complete(self, request: PullRequest) -> bool:
         """Whether a replica has everything below the end of what is held here, and nobody has acted
@@ -335,12 +338,12 @@ class ManifestCore:
         ):
             return None
         self.pulls += 1
+        claims = self.missing is None
         has = dict.fromkeys(m for m in (self.held, self.leader_published, self.applied) if m)
         self.in_flight = PullRequest(
             self.node_id, broker_epoch, self.leader_epoch, self.pulls,
-            self.held if self.missing is None else None,
-            self.applied, self.synced, log_end_offset, tuple(has),
-            self.complete and self.missing is None,
+            self.held if claims else None, self.applied if claims else None,
+            self.synced, log_end_offset, tuple(has), self.complete and claims,
         )  # fmt: skip
         return self.in_flight
 
@@ -350,6 +353,8 @@ class ManifestCore:
             return ()
         self.in_flight = None
         response = event.response
+        if self.missing is not None:
+            return (TruncateLog(self.missing),) if response.outside_isr else ()
         published = response.published if self._accepts_published(event.request, response) else None
         accepts = self._accepts_held(response.held)
         held = response.held if accepts else self.held
@@ -359,7 +364,7 @@ class ManifestCore:
         self.leader_published, self._published_after_store = None, published
         complete = self.complete
         if accepts:
-            sound = not (self.lost or self._compacted_alone) and self.missing is None
+            sound = not (self.lost or self._compacted_alone)
             complete = response.complete and sound
         beside = None if published in (held, self.applied) else published
         return self._store(StoreManifest(held, beside, complete))
@@ -446,8 +451,8 @@ class ManifestCore:
         self.applying = None
         if event.missing is None or self.leader_published != event.manifest:
             return self._offer_if_known()
-        self.missing = event.missing
-        return (ReportMissing(event.manifest, event.missing), *self._cut_missing())
+        self.missing, self.in_flight = event.missing, None
+        return (ReportMissing(event.manifest, event.missing),)
 
     def _damaged(self, event: ManifestDamaged) -> Effects:
         """A follower has it sent once more: with all that it holds, for a start would not know
@@ -467,12 +472,6 @@ class ManifestCore:
         self.published, self.has_offered, self.lost, self.alone = None, False, True, True
         return (NoteManifest(ManifestLost()), *self._offer_if_known())
 
-    def _cut_missing(self) -> Effects:
-        """Fetch again what is missing; a member leaves the ISR first, by not acknowledging."""
-        if self.missing is None or self.in_isr:
-            return ()
-        return (TruncateLog(self.missing),)
-
     def check_invariants(self) -> None:
         """Raises InvariantViolation for a state that must not exist."""
         leading, following = self.role is ManifestRole.LEADER, self.role is ManifestRole.FOLLOWER
@@ -484,6 +483,7 @@ class ManifestCore:
             "leader_published before the logs agreed": (
                 self.leader_published is not None and not self.synced
             ),
+            "lacks a record, but does not follow": self.missing is not None and not following,
             "pulls, but it does not follow": self.in_flight is not None and not following,
             "pulls in another epoch": (
                 self.in_flight is not None and self.in_flight.leader_epoch != self.leader_epoch

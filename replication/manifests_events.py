@@ -57,13 +57,15 @@ class PullResponse(Struct, frozen=True):
     """``held``: the leader's newest; ``published``: its newest published in this epoch.
 
     ``bodies``: which of the two come with it. ``complete``: the log of whoever asked has everything
-    below the end of ``held``, on which nobody had acted when the leader answered.
+    below the end of ``held``, on which nobody had acted when the leader answered. ``outside_isr``:
+    whoever asked is neither in the leader's ISR nor proposed for it.
     """
 
     held: ManifestRef | None
     published: ManifestRef | None
     bodies: tuple[ManifestRef, ...]
     complete: bool = False
+    outside_isr: bool = False
 
 
 # Events.
@@ -82,10 +84,9 @@ class StartedLeading(Struct, frozen=True):
 
 
 class StartedFollowing(Struct, frozen=True):
-    """The image names another leader, or none, or only another ISR."""
+    """The image names another leader, or none; nothing happens where it is the same once more."""
 
     leader_epoch: int
-    in_isr: bool
 
 
 class DivergenceChecked(Struct, frozen=True):
@@ -103,7 +104,7 @@ class TruncationCompleted(Struct, frozen=True):
 
 
 class PullRequestReceived(Struct, frozen=True):
-    """A follower pulls from this leader; ``ManifestCore.pull_response`` makes the response.
+    """A follower pulls from this leader; ``PartitionCore.pull_response`` makes the response.
 
     Raises FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower.
     """

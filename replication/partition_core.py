@@ -251,6 +251,11 @@ class PartitionCore:
         self.leader_epoch, self.partition_epoch = leader_epoch, partition_epoch
         self.replicas, self.isr = replicas, isr
 
+    def pull_response(self, request: manifests_events.PullRequest) -> manifests_events.PullResponse:
+        """The response to a pull, after :class:`.manifests_events.PullRequestReceived`."""
+        outside_isr = request.replica_id not in self.maximal_isr
+        return self.manifests.pull_response(request, outside_isr=outside_isr)
+
     # High watermark and acks.
 
     @property

@@ -51,6 +51,7 @@ class ManifestAnswer(Struct, frozen=True):
     published: ManifestRef | None = None
     bodies: tuple[ManifestBody, ...] = ()
     complete: bool = False
+    outside_isr: bool = False
 
 
 class PullManifestsReply(Struct, frozen=True):

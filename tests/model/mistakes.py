@@ -28,8 +28,11 @@ UNCLEAN = {
 }  # fmt: skip
 """Shown by histories with unclean elections."""
 
-ROTS = {Mistake.COMPLETE_AFTER_CUT, Mistake.COMPLETE_REMEMBERED}
-"""Shown by histories in which logs are cut where a record has rotted."""
+ROTS = {
+    Mistake.COMPLETE_AFTER_CUT, Mistake.COMPLETE_REMEMBERED, Mistake.CUT_UNASKED,
+    Mistake.MEMBERS_CUT, Mistake.LACKING_ENTERS,
+}  # fmt: skip
+"""Shown by histories in which logs are cut by damage."""
 
 STARTS = {
     "stale high watermark": starts.stale_high_watermark(),

@@ -148,7 +148,7 @@ class _Fair:
     def _follow(self, i: int) -> None:
         for _ in range(30):
             before = self._standing()
-            self.do_if_possible("fetch", "pull", "apply", "acknowledge", replica=i)
+            self.do_if_possible("fetch", "pull", "apply", "acknowledge", "cut", replica=i)
             if self._standing() == before:
                 return
 
@@ -160,12 +160,15 @@ class _Fair:
                 continue
             added = members(action.x & ~old, self.model.replicas)
             removed = members(old & ~action.x, self.model.replicas)
-            if any(i in self.up for i in added) or any(i not in self.up for i in removed):
+            if any(i in self.up for i in added) or any(self._drops(i) for i in removed):
                 self.do(action)
                 break
         for kind in ("clear_unclean", "accept", "reject"):
             self.do_if_possible(kind, replica=-1)
         self.do_if_possible("learn_isr", replica=self.leader)
+
+    def _drops(self, i: int) -> bool:
+        return i not in self.up or self.state.replicas[i].damaged >= 0
 
     def check_rest(self) -> None:
         replicas, isr = self.state.replicas, self.state.controller.isr

@@ -8,10 +8,10 @@ the *rules*, the tests in ``tests/replication/manifests`` judge the code that fo
 In the model: lagging views (a deposed leader goes on for as long as it likes), compare-and-set ISR
 changes that are proposed, accepted and learned, acknowledgements that arrive late, fetches of one
 record, truncation by leader epoch (KIP-101, KIP-279), swaps that stop half way, crashes that lose
-the high watermark's checkpoint, wiped disks, logs that are cut where a record has rotted, unclean
-elections, and a clock that may expire every tombstone at once. Not in it: transactions, producers,
-retention, power cuts, damaged manifests; the simulator (docs/simulation.md) has those, with the
-product's own cores.
+the high watermark's checkpoint, wiped disks, records that rot, logs that part by damaged epochs,
+unclean elections, and a clock that may expire every tombstone at once. Not in it: transactions,
+producers, retention, power cuts, damaged manifests; the simulator (docs/simulation.md) has those,
+with the product's own cores.
 
 A :class:`Mistake` breaks one rule of the protocol; ``None`` is the protocol as it stands.
 
@@ -63,6 +63,9 @@ class Mistake(Enum):
     COMPLETE_AFTER_CUT = "complete is also who was cut below the manifest's end (C16)"
     COMPLETE_REMEMBERED = "the leader remembers who was complete before its log was cut (C16)"
     COMPLETE_WITHOUT_APPLIED = "complete is also who lacks what the leader has applied (C16)"
+    CUT_UNASKED = "who lacks a record cuts its log as soon as it knows of no membership (C17)"
+    MEMBERS_CUT = "the leader lets a replica cut its log that is proposed for the ISR (C17)"
+    LACKING_ENTERS = "the ISR admits who has said that it lacks a record (C17)"
     BEYOND_HW = "a pass covers records above the high watermark"
     LATE_PASS = "the result of a pass is kept although the generation has moved"
     LAST_NOT_KEPT = "the last record of the cleaned range leaves no empty batch"
@@ -153,8 +156,8 @@ class Leadership(NamedTuple):
     """The ISR that was proposed and not yet decided; 0: none."""
     ends: tuple[int, ...]
     """Log end of each replica as of its last fetch in this epoch; -1: it has not fetched."""
-    applied: tuple[Manifest, ...]
-    """What each replica said it has applied, in this epoch."""
+    applied: tuple[Manifest | None, ...]
+    """What each replica said it has applied, in this epoch; None: it has to say so anew."""
     holders: int
     """Who acknowledged the manifest that this leader holds, in this epoch."""
     published: Manifest | None
@@ -186,6 +189,10 @@ class Replica(NamedTuple):
     """The result of a pass that has not been handed in yet."""
     complete: bool = False
     """It had everything below the end of ``held`` before anybody acted on that."""
+    damaged: int = -1
+    """The first offset whose record it has found damaged; -1: none."""
+    may_cut: bool = False
+    """Its leader said, when it knew of ``damaged``, that it counts this replica no more."""
 
 
 class Controller(NamedTuple):
@@ -268,8 +275,8 @@ class Model:
     ``half_swaps``: swaps may stop after any offset. ``expire_at_once``: a pass may drop tombstones
     that have just been written, as with a clock that may be anywhere. ``slow_passes``: the result
     of a pass may come any time later. ``unclean``: replicas outside the ISR may be elected.
-    ``rots``: a record of a replica outside the ISR may rot, and its log is cut there. ``delayed``:
-    acknowledgements travel by themselves. ``only``: check these properties alone.
+    ``rots``: a follower may find a record damaged, and logs may part by damaged epochs.
+    ``delayed``: acknowledgements travel by themselves. ``only``: check these properties alone.
     """
 
     def __init__(
@@ -310,14 +317,27 @@ class Model:
             if replica.leads is not None:
                 found += self._leader_actions(state, i, replica, replica.leads)
             else:
-                if self.rots and state.budget.crashes and not state.controller.isr >> i & 1:
-                    found += [Action("rot", i, record.offset) for record in replica.log]
+                found += self._damage(state, i, replica)
                 found += self._follower_actions(state, i, replica)
             if replica.acknowledges is not None:
                 epoch = replica.acknowledges[0]
                 if self._leads(state, state.controller.leaders[epoch - 1], epoch):
                     found.append(Action("acknowledge", i))
         return found + self._controller_actions(state)
+
+    def _damage(self, state: State, i: int, replica: Replica) -> list[Action]:
+        in_sync = bool(state.controller.isr >> i & 1)
+        found = []
+        if self.rots and state.budget.crashes:
+            if replica.damaged < 0 and not replica.swapping:
+                found += [Action("rot", i, record.offset) for record in replica.log]
+            if not in_sync:
+                found += [Action("part", i, record.offset) for record in replica.log]
+        if replica.damaged >= 0:
+            unasked = self.mistake is Mistake.CUT_UNASKED and not in_sync
+            if replica.may_cut or unasked:
+                found.append(Action("cut", i))
+        return found
 
     @staticmethod
     def _leads(state: State, i: int, epoch: int) -> bool:
@@ -405,7 +425,7 @@ class Model:
         if self.mistake is Mistake.APPLY_ON_PERSIST:
             target = replica.held
         if (
-            target is not None and target is not replica.applied
+            target is not None and target is not replica.applied and replica.damaged < 0
             and (replica.synced or self.mistake is Mistake.APPLY_BEFORE_TRUNCATING)
             and (log_end(replica.log) >= target.end or self.mistake is Mistake.APPLY_BELOW_LEO)
         ):  # fmt: skip
@@ -476,12 +496,14 @@ class Model:
         if self.mistake is Mistake.HELD_ENTERS:
             return leads.published is replica.held and bool(leads.holders >> other & 1)
         if self.mistake in (Mistake.ADMIT_EARLY, Mistake.CLEAN_FIRST, Mistake.CLEAN_TO_OF_HELD):
-            return self.same(leads.applied[other], replica.applied)
+            applied = leads.applied[other]
+            return applied is not None and self.same(applied, replica.applied)
         if leads.published is None:
             return False
         if leads.published is replica.held and leads.complete >> other & 1:
             return True
-        return self.same(leads.applied[other], leads.published)
+        applied = leads.applied[other]
+        return applied is not None and self.same(applied, leads.published)
 
     def _is_complete(self, replica: Replica, leader: Replica) -> bool:
         """Whether a replica that takes what its leader holds has everything below its end.
@@ -612,7 +634,7 @@ class Model:
             high_watermark = (replica.held if replica.swapping else replica.applied).end
         replica = replica._replace(
             up=False, epoch=-1, high_watermark=high_watermark, synced=False, published=None,
-            leads=None,
+            leads=None, damaged=-1, may_cut=False,
         )  # fmt: skip
         if self.mistake is Mistake.VOLATILE_ACK:
             replica = replica._replace(held=replica.applied, complete=False)
@@ -639,9 +661,23 @@ class Model:
         budget = state.budget._replace(crashes=state.budget.crashes - 1)
         return self._put(state, i, empty_replica(epoch=-1))._replace(budget=budget)
 
-    def _rot(self, state: State, action: Action) -> State | None:
-        """A record of a replica is damaged: its log is cut there, and it fetches from there at
-        once. (Who proposes it for the ISR before that believes it to have what it had.)
+    def _rot(self, state: State, action: Action) -> State:
+        """A follower finds a record damaged: it claims nothing more, and is to be cut there."""
+        i = action.replica
+        replica = state.replicas[i]._replace(damaged=action.x)
+        budget = state.budget._replace(crashes=state.budget.crashes - 1)
+        return self._put(state, i, replica)._replace(budget=budget)
+
+    def _cut(self, state: State, action: Action) -> State:
+        """It cuts its log there; its leader sees so by its next fetch."""
+        i, replica = action.replica, state.replicas[action.replica]
+        replica = self._truncated(state, i, replica, replica.damaged)
+        return self._put(state, i, replica._replace(synced=False, published=None))
+
+    def _part(self, state: State, action: Action) -> State | None:
+        """A replica's log and its leader's part once more after they had agreed, for the epochs of
+        one are damaged: the log is cut, and fetched from there at once. (Who proposes it for the
+        ISR before that believes it to have what it had.)
         """
         i = action.replica
         if any(
@@ -663,7 +699,9 @@ class Model:
         """A replica sees the newest leader epoch, and leads in it or follows."""
         i = action.replica
         controller = state.controller
-        replica = state.replicas[i]._replace(leads=None, synced=False, published=None)
+        replica = state.replicas[i]._replace(
+            leads=None, synced=False, published=None, damaged=-1, may_cut=False
+        )
         # A leader that restarted within its epoch leads again only in a new one.
         relead = bool(replica.epochs) and replica.epochs[-1][0] == controller.epoch
         if controller.leaders[-1] == i and not relead:
@@ -848,9 +886,9 @@ class Model:
             in_sync = controller.isr >> i & 1 and not taking_over
             if in_sync or not self.unclean:
                 self.violated(f"S5 replica {i} lacks survivor {missing} of {manifest}")
-            replica = self._truncated(state, i, replica, missing)._replace(applied=NONE)
             if replica.leads is None:
-                replica = replica._replace(synced=False)
+                return self._put(state, i, replica._replace(damaged=missing))
+            replica = self._truncated(state, i, replica, missing)._replace(applied=NONE)
             return self._put(state, i, replica)
         replica = replica._replace(log=log, applied=manifest, swapping=False)
         return self._put(state, i, self._raised(replica, manifest))
@@ -870,6 +908,8 @@ class Model:
         kept = end >= replica.held.end or self.mistake is Mistake.COMPLETE_AFTER_CUT
         complete = replica.complete and kept
         high_watermark = min(replica.high_watermark, offset, end)
+        if offset <= replica.damaged:
+            replica = replica._replace(damaged=-1, may_cut=False)
         return replica._replace(
             log=log, epochs=epochs, applied=applied, high_watermark=high_watermark,
             complete=complete,
@@ -911,8 +951,9 @@ class Model:
 
     def _fetched_from(self, leads: Leadership, i: int, end: int) -> Leadership:
         """What a leader knows of a replica that fetches from ``end``."""
-        if end < leads.ends[i] and self.mistake is not Mistake.COMPLETE_REMEMBERED:
-            leads = leads._replace(cut=leads.cut | 1 << i, complete=leads.complete & ~(1 << i))
+        if end < leads.ends[i]:
+            if self.mistake is not Mistake.COMPLETE_REMEMBERED:
+                leads = leads._replace(cut=leads.cut | 1 << i, complete=leads.complete & ~(1 << i))
         return leads._replace(ends=put(leads.ends, i, end))
 
     def _pull(self, state: State, action: Action) -> State:
@@ -921,6 +962,8 @@ class Model:
         replica, leader = state.replicas[i], state.replicas[leader_id]
         leads = leader.leads
         assert leads is not None
+        if replica.damaged >= 0:
+            return self._pull_of_damaged(state, i, leader_id)
         current = leader.epoch == replica.epoch
         synced = replica.synced or self.mistake is Mistake.APPLY_BEFORE_TRUNCATING
         if current and synced:
@@ -946,6 +989,21 @@ class Model:
                 leads = leads._replace(holders=leads.holders | 1 << i)
         state = self._put(state, leader_id, leader._replace(leads=leads))
         return self._put(state, i, replica)
+
+    def _pull_of_damaged(self, state: State, i: int, leader_id: int) -> State:
+        """Its leader believes nothing of it any more, and says whether it counts it."""
+        leader = state.replicas[leader_id]
+        leads = leader.leads
+        assert leads is not None
+        counted = (leads.isr | leads.pending) >> i & 1 and self.mistake is not Mistake.MEMBERS_CUT
+        if self.mistake is not Mistake.LACKING_ENTERS:
+            mine = 1 << i
+            leads = leads._replace(
+                applied=put(leads.applied, i, None), holders=leads.holders & ~mine,
+                complete=leads.complete & ~mine,
+            )  # fmt: skip
+        state = self._put(state, leader_id, leader._replace(leads=leads))
+        return self._put(state, i, state.replicas[i]._replace(may_cut=not counted))
 
     def _takes(self, mine: Manifest, offered: Manifest) -> bool:
         if self.mistake is Mistake.NUMBER_ONLY:

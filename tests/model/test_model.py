@@ -8,7 +8,7 @@ from tests.model import starts
 from tests.model.explore import breadth_first, histories
 from tests.model.mistakes import recorded, replayed
 from tests.model.properties import check, check_liveness
-from tests.model.protocol import Mistake, Model
+from tests.model.protocol import Mistake, Model, log_end
 
 
 @pytest.mark.parametrize("mistake", Mistake, ids=lambda m: m.name.lower())
@@ -63,6 +63,21 @@ def test_who_is_complete_enters_before_it_has_applied_what_it_holds() -> None:
         check(model, state)
     assert state.controller.isr == 0b011
     assert state.replicas[1].held is not state.replicas[1].applied
+    for down in (None, *range(model.replicas)):
+        check_liveness(model, state, down)
+
+
+def test_a_member_that_lacks_a_record_leaves_the_isr_before_it_is_cut_and_comes_back() -> None:
+    """Its leader answers "not yet" until the controller has decided."""
+    steps = "fetch 1; pull 1 0; publish 0; rot 1 1; pull 1 0; propose 0 1; accept; pull 1 0"
+    model = Model(rots=True, delayed=False)
+    state = starts.away(budget=(0, 1, 1, 3))
+    for step in (*steps.split("; "), "learn_isr 0", "pull 1 0", "cut 1"):
+        actions = {str(action): action for action in model.actions(state)}
+        assert "cut 1" not in actions or step == "cut 1"
+        state = model.step(state, actions[step]) or state
+        check(model, state)
+    assert log_end(state.replicas[1].log) == 1
     for down in (None, *range(model.replicas)):
         check_liveness(model, state, down)
 

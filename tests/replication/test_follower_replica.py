@@ -65,7 +65,7 @@ def follower(disk) -> Partition:
 
 def stale_pull(follower: Partition) -> PullResponseReceived:
     """A leader publishes a manifest up to 11, for a request that claims a log up to there."""
-    follower.step(StartedFollowing(3, in_isr=True), 0)
+    follower.step(StartedFollowing(3), 0)
     follower.step(DivergenceChecked(3, agreed=True), 0)
     request = follower.core.manifests.pull(11)
     ref = ManifestRef(Generation(3, 1), 11)

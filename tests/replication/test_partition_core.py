@@ -233,7 +233,7 @@ def test_what_is_to_be_applied_is_committed_before_anything_else_is_done() -> No
     """The high watermark is at least at the end of what is put into place (rule 12)."""
     follower = PartitionCore(node_id=1)
     ref = ev.ManifestRef(Generation(2, 2), 100)
-    follower.step(ev.StartedFollowing(2, in_isr=True), 0)
+    follower.step(ev.StartedFollowing(2), 0)
     follower.step(ev.DivergenceChecked(2, agreed=True), 0)
     asked = follower.manifests.pull(100)
     assert asked is not None

@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from kept.node.replicas.manifests.store import Files, Made
     from kept.node.replicas.manifests.workers import ManifestWork
 
-CUT_RETRY_S: Final = 0.1
 NEVER: Final = MAX_INT64
 
 
@@ -154,8 +153,7 @@ class ReplicaManifests:
         core = self.core
         if core.role is not ManifestRole.FOLLOWER or core.leader_epoch != record.leader_epoch:
             self._begin()
-        in_isr = self._context.identity.node_id in record.isr
-        self.step(ev.StartedFollowing(record.leader_epoch, in_isr))
+        self.step(ev.StartedFollowing(record.leader_epoch))
 
     def _begin(self) -> None:
         """Another epoch or role: a pass for the old one is thrown away."""
@@ -237,7 +235,7 @@ class ReplicaManifests:
         if self._closed or not self._partition.is_leader:
             raise NotLeaderOrFollower(f"{self._partition}: this node does not lead it")
         self.step(ev.PullRequestReceived(request))
-        return self.core.pull_response(request)
+        return self._partition.core.pull_response(request)
 
     async def encoded(self, ref: ManifestRef) -> bytes:
         """A manifest that is here, as it travels. Raises ManifestUnreadable, MachineError."""
@@ -304,6 +302,7 @@ class ReplicaManifests:
             case ev.ReportMissing(ref, offset):
                 adopted = self._hosted.directory.directory.adopted
                 self.retry_schedule.missing(named(ref), offset, adopted=adopted)
+                self.schedule_pull()
             case ev.TruncateLog(offset):
                 self._cut_log(offset)
 
@@ -331,12 +330,11 @@ class ReplicaManifests:
             self._context.failures.fail(self._hosted.directory, error.as_failure())
 
     def _cut_log(self, offset: int) -> None:
-        if self._closed or self.core.missing != offset or self.core.in_isr:
-            return
+        """If the cut has to wait for the log's files, the next pull leads here again."""
         try:
             self._partition.follower.cut_to_fetch_again(offset)
-        except ReplicaNotAvailable:
-            self._context.runtime.loop.call_later(CUT_RETRY_S, self._cut_log, offset)
+        except ReplicaNotAvailable as error:
+            log.debug("log not cut yet", partition=str(self._partition), why=str(error))
         except KafkaStorageError as error:
             log.error("log not cut", partition=str(self._partition), error=str(error))
         else:

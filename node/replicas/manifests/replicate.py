@@ -49,7 +49,9 @@ INLINE_BYTES: Final = 1 << 20
 BACKOFF_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
 REFUSED_S: Final = 1.0
-"""A pull that the leader refused is made again after this, or at its news."""
+"""A pull that the leader refused is made again after this, or at its news; and one of a replica
+that lacks a record, until its log is cut there.
+"""
 KEPT_BYTES: Final = 64 << 20
 KEPT_S: Final = 60.0
 """Bodies that travel in chunks are cached, so that none is read anew for every chunk: so many bytes
@@ -96,6 +98,7 @@ class ManifestReplicator:
         self._peers = peers
         self._due: dict[int, dict[LocalReplica, None]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._later: set[LocalReplica] = set()
 
     def schedule(self, hosted: LocalReplica) -> None:
         """Pull for a partition soon, from its leader."""
@@ -105,6 +108,15 @@ class ManifestReplicator:
         self._due.setdefault(leader, {})[hosted] = None
         if leader not in self._tasks:
             self._tasks[leader] = self._runtime.loop.create_task(self._run(leader))
+
+    def _schedule_later(self, hosted: LocalReplica) -> None:
+        if hosted not in self._later:
+            self._later.add(hosted)
+            self._runtime.loop.call_later(REFUSED_S, self._schedule_again, hosted)
+
+    def _schedule_again(self, hosted: LocalReplica) -> None:
+        self._later.discard(hosted)
+        hosted.manifests.schedule_pull()
 
     async def receive_news(self, request: calls.ManifestNewsRequest) -> calls.ManifestNewsReply:
         """A leader has something to be pulled."""
@@ -186,9 +198,11 @@ class ManifestReplicator:
                 self._refused(hosted, request, error)
                 continue
             response = ev.PullResponse(
-                answer.held, answer.published, tuple(bodies), answer.complete
+                answer.held, answer.published, tuple(bodies), answer.complete, answer.outside_isr
             )
             hosted.manifests.pulled(request, response, bodies)
+            if hosted.partition.core.manifests.missing is not None:
+                self._schedule_later(hosted)
 
     def _refused(self, hosted: LocalReplica, request: ev.PullRequest, error: KeptError) -> None:
         """The pull of one partition failed: make it again after a while."""
@@ -198,7 +212,7 @@ class ManifestReplicator:
         write("manifest not pulled", topic=tp.topic, partition=tp.partition, error=str(error))
         manifests.step(ev.PullFailed(request))
         if core.held is not None or core.lost:
-            self._runtime.loop.call_later(REFUSED_S, manifests.schedule_pull)
+            self._schedule_later(hosted)
 
     async def _bodies(
         self, leader: int, hosted: LocalReplica, request: ev.PullRequest,
@@ -280,7 +294,12 @@ class PullServer:
                 continue
             answers.append(
                 calls.ManifestAnswer(
-                    None, response.held, response.published, tuple(bodies), response.complete
+                    None,
+                    response.held,
+                    response.published,
+                    tuple(bodies),
+                    response.complete,
+                    response.outside_isr,
                 )
             )
         return calls.PullManifestsReply(tuple(answers))

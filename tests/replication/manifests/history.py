@@ -83,6 +83,10 @@ class History:
                 to = rnd.randint(1, end + 1) if rnd.random() < 0.6 else 1 << 30
                 arguments = (node, to)
                 step = lambda: world.work(node, to)  # noqa: E731
+            case "decay":
+                offset = rnd.randrange(end + 1)
+                arguments = (node, offset)
+                step = lambda: world.decay(node, offset)  # noqa: E731
             case "hear_again":
                 step = lambda: world.hear_pull(node, again=True)  # noqa: E731
             case "tick" | "lag":
@@ -133,7 +137,8 @@ def _fetch_all(world: World) -> None:
 
 def play(
     seed: int, *, replicas: int = 3, unclean: bool = False, steps: int = STEPS,
-    failing: bool = False, tearing: bool = False, policies: bool = False, **broken: Any,
+    failing: bool = False, tearing: bool = False, decaying: bool = False, policies: bool = False,
+    **broken: Any,
 ) -> World:  # fmt: skip
     """A whole history. Raises Violation, with the seed and what happened last."""
     rnd = random.Random(seed)
@@ -142,6 +147,8 @@ def play(
         weights |= {"fail_store": 2.0, "fail_apply": 1.0, "retry": 1.0}
     if tearing:
         weights |= {"tear": 2.0, "crash": 0.3, "rot": 0.3}
+    if decaying:
+        weights |= {"decay": 0.5}
     if policies:
         weights |= {"alter": 0.05}
     world = World(replicas, unclean=unclean, **broken)

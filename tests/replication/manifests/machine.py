@@ -63,6 +63,8 @@ class Disk:
     swapping: ApplyJob | None = None
     complete: bool = False
     """It is so for what is held and not applied."""
+    damaged: frozenset[int] = frozenset()
+    """Offsets of records that an apply finds damaged."""
 
 
 class Machine:
@@ -182,6 +184,8 @@ class Machine:
                     self.cut(offset)
                 case ev.ReportMissing(ref, offset):
                     self.world.missing_survivor(self, ref, offset)
+                    if self.world.bug("cut-unasked") and self.id not in self.leader.isr:
+                        self.cut(offset)
                 case ev.DiscardPass():
                     self.world.saw("discarded")
 
@@ -213,6 +217,7 @@ class Machine:
                 self.finish_swap()
             self.world.cuts(self, offset)
             self.disk.log = [rec for rec in self.disk.log if rec.offset < offset]
+            self.disk.damaged = frozenset(o for o in self.disk.damaged if o < offset)
         end = self.log_end_offset
         self.disk.epochs = [entry for entry in self.disk.epochs if entry[1] < min(offset, end)]
         self.step(ev.TruncationCompleted(end))

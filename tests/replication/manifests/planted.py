@@ -100,6 +100,25 @@ class ForgetsLives(AdmitsEarly):
         return effects
 
 
+class MembersCut(AdmitsEarly):
+    """Lets a replica cut its log that is proposed, or a member."""
+
+    all_published = PartitionCore.all_published
+
+    def pull_response(self, request: Any) -> Any:
+        return self.manifests.pull_response(request, outside_isr=True)
+
+
+class LackingEnters(AdmitsEarly):
+    """Goes on counting what a replica said before it lacked a record."""
+
+    all_published = PartitionCore.all_published
+
+    def _manifest_acknowledged(self, event: Any) -> Any:
+        lacks = event.generation is None and self.published is not None
+        return () if lacks else super()._manifest_acknowledged(event)
+
+
 class AnyLife(AdmitsEarly):
     """Counts what a replica says before it has fetched in this epoch: guards C11, C13 too."""
 
@@ -205,10 +224,10 @@ class BeforeTruncating(Broken):
 
 
 class TellsWhatItApplied(Broken):
-    def pull_response(self, request: Any) -> Any:
+    def pull_response(self, request: Any, **given: Any) -> Any:
         published, self.published = self.published, self.applied
         try:
-            return super().pull_response(request)
+            return super().pull_response(request, **given)
         finally:
             self.published = published
 
@@ -292,6 +311,7 @@ class Planted:
     replicas: int = 3
     unclean: bool = False
     tearing: bool = False
+    decaying: bool = False
     policies: bool = False
     bugs: tuple[str, ...] = ()
     cores: dict[str, type] = field(default_factory=dict)
@@ -300,8 +320,8 @@ class Planted:
         """For :func:`tests.replication.manifests.history.play`."""
         return {
             "replicas": self.replicas, "unclean": self.unclean,
-            "tearing": self.tearing, "policies": self.policies, "bugs": frozenset(self.bugs),
-            **self.cores,
+            "tearing": self.tearing, "decaying": self.decaying, "policies": self.policies,
+            "bugs": frozenset(self.bugs), **self.cores,
         }  # fmt: skip
 
 
@@ -367,6 +387,9 @@ PLANTED: dict[str, Planted] = {
     "elected again, cleanly (C15c)": shell("forget-unclean", unclean=True, seed=20, breaks="L2"),
     "old checkpoint kept (C15d)": shell("base-clean", unclean=True, seed=5, breaks="S1"),
     "b going down (C15e)": manifests(GoesDown, "b-down", unclean=True, seed=5, breaks="L2"),
+    "cut unasked (C17)": shell("cut-unasked", decaying=True, seed=1, breaks="S2"),
+    "members cut (C17)": leader(MembersCut, decaying=True, seed=1, breaks="S5"),
+    "lacking enters (C17)": leader(LackingEnters, decaying=True, seed=1775, breaks="S5"),
     "admits while it is lost": leader(AdmitsWhileLost, tearing=True),
     "a base of the same name": manifests(SameName, tearing=True, seed=121, breaks="BODY"),
     "begins anew beside others": manifests(

@@ -3,9 +3,9 @@
 ``put L a``, ``del L a``: produce at L. ``fetch R [n]``: n records. ``pull R``: a whole exchange,
 and the store; ``ask R``, ``heard R``, ``answer R``: its parts. ``pass L end [keep]``: compute, make
 durable, offer; tombstones go unless ``keep``; ``compute`` only begins. ``part R n``: apply up to
-offset n; ``swap R``: to the end. ``late``: 31 s pass. Everything else is a step of the world:
-``learn``, ``elect``, ``elect_unclean``, ``hear_zombie``, ``decide``, ``crash``, ``restart``,
-``wipe``, ``fence``, ``store``.
+offset n; ``swap R``: to the end. ``decay R n``: the record at n is damaged. ``late``: 31 s pass.
+Everything else is a step of the world: ``learn``, ``elect``, ``elect_unclean``, ``hear_zombie``,
+``decide``, ``crash``, ``restart``, ``wipe``, ``fence``, ``store``.
 
 A step that cannot happen is left out: that is what the rule it is about says.
 """
@@ -58,6 +58,8 @@ def _step(world: World, name: str, words: list[str]) -> None:
         case "swap":
             while world.work(node, 1 << 60):
                 check(world)
+        case "decay":
+            world.decay(node, int(words[1]))
         case "late":
             world.tick(31_000)
         case "learn" if not words:

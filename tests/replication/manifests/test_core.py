@@ -19,7 +19,7 @@ NEW = ev.ManifestRef(Generation(2, 2), 100)
 def follower(held: ev.ManifestRef | None = None, **rest: object) -> ManifestCore:
     """One that follows epoch 2, and whose log agrees with the leader's."""
     core = ManifestCore(1, held=held, applied=held, **rest)  # type: ignore[arg-type]
-    core.step(ev.StartedFollowing(2, in_isr=False), NOW)
+    core.step(ev.StartedFollowing(2), NOW)
     core.step(ev.DivergenceChecked(2, agreed=True), NOW)
     return core
 
@@ -48,18 +48,62 @@ def test_a_cut_voids_what_was_told_and_what_was_asked():
     core.check_invariants()
 
 
-def test_a_member_that_misses_a_survivor_acknowledges_nothing_until_it_is_cut():
-    """Otherwise it would stay in the ISR with a hole in its log (rule 15)."""
-    core = follower()
-    core.step(ev.StartedFollowing(2, in_isr=True), NOW)
+def lacking() -> ManifestCore:
+    """It holds NEW, as its leader does, and lacks a record below its end."""
+    core = follower(OLD)
     told(core, NEW)
+    core.complete = True
     assert core.step(ev.ApplyAborted(NEW, missing=40), NOW) == (ev.ReportMissing(NEW, 40),)
+    return core
+
+
+def answered(core: ManifestCore, *, outside_isr: bool) -> ev.Effects:
+    """Its leader holds NEW, and answers its next pull."""
     asked = core.pull(100)
-    assert asked.held is None
-    assert core.step(ev.StartedFollowing(2, in_isr=False), NOW) == (ev.TruncateLog(40),)
+    assert asked is not None
+    answer = ev.PullResponse(NEW, NEW, (), outside_isr=outside_isr)
+    return core.step(ev.PullResponseReceived(asked, answer), NOW)
+
+
+def test_who_misses_a_survivor_acknowledges_nothing_until_it_is_cut() -> None:
+    """Otherwise it would stay in the ISR, or enter it, with a hole in its log (rule 15)."""
+    core = lacking()
+    asked = core.pull(100)
+    assert (asked.held, asked.applied, asked.complete) == (None, None, False)
     core.step(ev.PullFailed(asked), NOW)
+    assert answered(core, outside_isr=True) == (ev.TruncateLog(40),)
+    assert core.pull(100).held is None, "the cut may have to wait"
     core.step(ev.TruncationCompleted(40), NOW)
     assert core.pull(40).held == NEW
+    assert not core.complete
+
+
+def test_who_misses_a_survivor_is_not_cut_while_its_leader_counts_it() -> None:
+    """The image may not say yet that it is in the ISR (C17)."""
+    core = lacking()
+    assert answered(core, outside_isr=False) == ()
+    core.step(ev.StartedFollowing(2), NOW)
+    assert core.step(ev.RetryTriggered(), NOW) == ()
+    assert answered(core, outside_isr=True) == (ev.TruncateLog(40),)
+
+
+def test_an_answer_that_was_asked_for_before_it_missed_anything_lets_nobody_cut() -> None:
+    """What that pull said made the replica eligible (C17)."""
+    core = follower()
+    told(core, NEW)
+    asked = core.pull(100)
+    core.step(ev.ApplyAborted(NEW, missing=40), NOW)
+    answer = ev.PullResponse(NEW, NEW, (), outside_isr=True)
+    assert core.step(ev.PullResponseReceived(asked, answer), NOW) == ()
+    assert core.pull(100).held is None
+
+
+def test_another_epoch_takes_the_leave_to_cut_away() -> None:
+    """Its new leader has not heard yet that it lacks anything (C17)."""
+    core = lacking()
+    assert answered(core, outside_isr=True) == (ev.TruncateLog(40),)
+    core.step(ev.StartedFollowing(3), NOW)
+    assert core.missing is None
 
 
 def test_one_that_lost_what_it_held_stores_even_that_nothing_is_held():
@@ -191,7 +235,7 @@ def test_who_takes_it_otherwise_is_not() -> None:
 
 def test_what_is_told_beside_it_changes_nothing() -> None:
     core = ManifestCore(1, held=NEW, applied=None, complete=True)
-    core.step(ev.StartedFollowing(2, in_isr=False), NOW)
+    core.step(ev.StartedFollowing(2), NOW)
     core.step(ev.DivergenceChecked(2, agreed=True), NOW)
     asked = core.pull(100)
     (store,) = core.step(ev.PullResponseReceived(asked, ev.PullResponse(NEW, OLD, (OLD,))), NOW)

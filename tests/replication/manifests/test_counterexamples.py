@@ -202,6 +202,22 @@ SCRIPTS = {
         put 0 b; fetch 1 2; fetch 2 2
         pass 0 4; pull 2; pull 1; pull 1; swap 0; pull 2; decide 0
         """),
+    "cut unasked (C17)": ("S2", AWAY + """
+        restart 2; learn; pass 0 3; fetch 2 4; pull 2; pull 1; pull 1
+        pull 2; decay 2 2                       # 2 is complete: it is proposed, and does not know
+        swap 2; decide 0
+        """),
+    "members cut (C17)": ("S2", AWAY + """
+        restart 2; learn; pass 0 3; fetch 2 4; pull 2; pull 1; pull 1
+        pull 2; decay 2 2; swap 2; pull 2       # it says so while its entry is in flight
+        decide 0
+        """),
+    "lacking enters (C17)": ("S2", AWAY + """
+        restart 2; learn; pass 0 3; fetch 2 4; pull 2; pull 1; pull 1
+        put 0 b; fetch 2 2; late                # 0 asks to drop 1, so it cannot propose 2 yet
+        pull 2; decay 2 2; swap 2; pull 2       # 2 is cut, and does not fetch at once
+        decide 0; learn 0; decide 0
+        """),
     "admits while it is lost": ("S5", """
         learn; put 0 a; fetch 1 2; fetch 2 2; crash 2; fence 2; learn
         put 0 a; put 0 b; late; decide 0; learn # 1 is asked no more: 0 is alone
@@ -231,7 +247,7 @@ def test_every_counterexample_of_the_model_has_a_scenario() -> None:
     known = {name for name in PLANTED if "(C" in name}
     assert known <= SCRIPTS.keys()
     letters = {name.rpartition("(")[2].rstrip(")") for name in known}
-    wanted = {*(f"C{i}" for i in range(1, 15)), *(f"C15{x}" for x in "abcde"), "C16"}
+    wanted = {*(f"C{i}" for i in range(1, 15)), *(f"C15{x}" for x in "abcde"), "C16", "C17"}
     assert letters == wanted
 
 
@@ -250,7 +266,7 @@ def test_without_the_rule(name: str) -> None:
     planted: Planted = PLANTED[name]
     with pytest.raises(Violation, match=f"^{breaks}"):
         options = planted.options()
-        del options["tearing"], options["policies"]
+        del options["tearing"], options["decaying"], options["policies"]
         world = World(**options)
         run(world, script)
         if not breaks.startswith("S"):

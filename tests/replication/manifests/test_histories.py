@@ -25,6 +25,7 @@ KINDS = {
     "unclean elections": {"unclean": True, "policies": True},
     "failing disks": {"failing": True},
     "damaged files": {"tearing": True},
+    "damaged records": {"decaying": True},
 }
 COME_ACROSS = {
     "applied as leader", "applied as follower", "a new leader finishes", "joined", "left",
@@ -34,6 +35,11 @@ COME_ACROSS = {
 ALSO = {
     "unclean elections": {"cut below b", "missing survivor", "policy changed"},
     "damaged files": {"lost while it ran", "begun anew while it ran"},
+    "damaged records": {
+        "damaged as a member",
+        "damaged outside the ISR",
+        "cut where a record is damaged",
+    },
 }
 
 

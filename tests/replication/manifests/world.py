@@ -213,7 +213,7 @@ class World:
             machine.did(machine.leader.resigned())
         machine.leader.follow(image.epoch, image.partition_epoch, self.replicas, image.isr)
         machine.follower.step(fol.BecameFollower(image.leader, image.epoch), self.now_ms)
-        machine.step(ev.StartedFollowing(image.epoch, machine.id in image.isr))
+        machine.step(ev.StartedFollowing(image.epoch))
         return True
 
     def alter(self, node: int) -> bool:
@@ -347,7 +347,7 @@ class World:
                 machine.step(ev.PullFailed(request))
             return not again
         leader.did(effects)
-        answer = leader.manifests.pull_response(request)
+        answer = leader.leader.pull_response(request)
         bodies = {ref.generation: leader.body(ref) for ref in answer.bodies}
         if not again:
             machine.answer = (request, answer, bodies)
@@ -406,7 +406,8 @@ class World:
         found = logs.missing(machine.disk.log, body)
         if found is not None and self.bug("below-leo") and found >= machine.log_end_offset:
             return None
-        return found
+        damaged = machine.disk.damaged & body.survivors.keys()
+        return min(damaged if found is None else {found, *damaged}, default=None)
 
     def swapped(self, machine: Machine, body: Body, at: int) -> list[Rec]:
         """Segments up to ``at`` are in place."""
@@ -518,6 +519,17 @@ class World:
             self.saw("lost while it ran")
         return machine.torn
 
+    def decay(self, node: int, offset: int) -> bool:
+        """A record is damaged, which shows when a manifest is applied."""
+        machine = self.machines[node]
+        damaged = machine.disk.damaged | {
+            rec.offset for rec in machine.disk.log if rec.offset == offset
+        }
+        if machine.manifests.role is not ManifestRole.FOLLOWER or damaged == machine.disk.damaged:
+            return False
+        machine.disk.damaged = damaged
+        return True
+
     def broker(self, node: int, epoch: int) -> None:
         brokers = list(self.image.brokers)
         brokers[node] = epoch
@@ -532,9 +544,14 @@ class World:
         applied = machine.disk.applied
         if applied is not None and offset < applied.end_offset:
             self.saw("cut below b")
+        if offset in machine.disk.damaged:
+            self.saw("cut where a record is damaged")
 
     def missing_survivor(self, machine: Machine, ref: ManifestRef, offset: int) -> None:
         self.saw("missing survivor")
         member = machine.id in self.image.isr
+        if offset in machine.disk.damaged:
+            self.saw(f"damaged {'as a member' if member else 'outside the ISR'}")
+            return
         if self.ever_unclean < 0 and (member or not self.ever_torn):
             raise Violation(f"S5 replica {machine.id} lacks survivor {offset} of {ref.generation}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -99,6 +100,28 @@ def test_a_leader_whose_manifest_is_damaged_begins_anew_when_there_is_no_other()
         three.clean()
         assert b"gone" not in three.live()
         three.until_equal()
+
+
+def test_a_member_with_a_damaged_record_leaves_the_isr_and_fetches_it_again():
+    """It is found when a manifest is applied (C17)."""
+    with trio() as three:
+        victim = (three.leader + 1) % 3
+        three.put((b"kept", b"as it was"))
+        three.fill(40)
+        three.until_in_sync(0, 1, 2)
+        first = os.path.join(three.directory(victim), "00000000000000000000.log")
+        with open(first, "r+b") as segment:
+            segment.seek(segment.read().index(b"as it was"))
+            segment.write(b"as it is ")
+        three.clean()
+        three.until(lambda: "log truncated" in three.cluster.log(victim), "its log is cut")
+        three.until_in_sync(0, 1, 2)
+        three.until_applied(0, 1, 2)
+        changes = re.findall(r'"ISR changed".*isr=\S+', three.cluster.log(three.leader))
+        assert any(str(victim) not in line.rpartition("isr=")[2] for line in changes)
+        assert "is missing here" in three.cluster.log(victim)
+        three.until_equal()
+        assert three.live()[b"kept"] == b"as it was"
 
 
 def test_consumer_offsets_are_compacted_on_all_replicas():

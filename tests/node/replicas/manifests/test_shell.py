@@ -198,6 +198,8 @@ def test_only_the_leader_answers(replica, calls, *, leads, closed) -> None:
     if leads and not closed:
         assert replica.receive_pull(pull := request()) == ev.PullResponse(OLDER, OLDER, (OLDER,))
         assert calls == [ev.PullRequestReceived(pull)]
+        replica._partition.core.isr = (3,)
+        assert replica.receive_pull(request()).outside_isr
     else:
         with pytest.raises(NotLeaderOrFollower):
             replica.receive_pull(request())
@@ -272,7 +274,7 @@ def test_work_that_waits_for_other_logs_keeps_no_cut_and_no_end_waiting(
     ("error", "then"),
     [
         (None, [("cut", 7), ("nudge",)]),
-        (ReplicaNotAvailable("files"), [("later", 0.1, 7)]),
+        (ReplicaNotAvailable("files"), []),
         (KafkaStorageError("offline"), []),
     ],
 )
@@ -285,17 +287,17 @@ def test_a_log_is_cut_where_a_record_is_missing(
         calls.append(("cut", offset))
 
     monkeypatch.setattr(FollowerReplica, "cut_to_fetch_again", cut)
-    replica.core.missing = 7
-    replica._cut_log(8)
-    replica.core.in_isr = True
-    replica._cut_log(7)
-    replica.core.in_isr, replica._closed = False, True
-    replica._cut_log(7)
+    replica._closed = True
+    replica.perform(ev.TruncateLog(7))
     assert calls == []
     replica._closed = False
-    replica._cut_log(7)
-    timers = replica._context.runtime.loop.timers
-    assert calls + [("later", timer.seconds, *timer.given) for timer in timers] == then
+    replica.perform(ev.TruncateLog(7))
+    assert calls == then
+
+
+def test_who_lacks_a_record_says_so_at_once(replica, calls) -> None:
+    replica.perform(ev.ReportMissing(OLDER, 7))
+    assert calls == [("pull",)]
 
 
 # Roles.
@@ -315,13 +317,13 @@ def test_another_epoch_or_role_throws_away_what_was_done_for_the_old_one(
     replica._works.add(building)
     opened(replica).computing = Computing(pass_, over=NOBODY)
     replica.follow(record())
-    assert calls == [ev.StartedFollowing(3, True)]
+    assert calls == [ev.StartedFollowing(3)]
     assert (replica._awaited_end, replica.renew) == ((NEVER, False) if begins else (120, True))
     assert pass_.cancelled is begins
     assert building.cancelled is (begins and making_base)
     replica.core.leader_epoch = 3
     replica.follow(record(isr=(2,)))
-    assert calls[1:] == [ev.StartedFollowing(3, False)]
+    assert calls[1:] == [ev.StartedFollowing(3)]
 
 
 @pytest.mark.parametrize(

@@ -52,14 +52,16 @@ class LeaderShell:
         self.error: Exception | None = None
         self.reads = 0
         self.core = ManifestCore(LEADER)
-        self.says_complete = False
+        self.says_complete = self.says_outside_isr = False
 
     def receive_pull(self, request: ev.PullRequest) -> ev.PullResponse:
         if self.error is not None:
             raise self.error
         self.asked.append(request)
         newest = next(iter(self.bodies))
-        return ev.PullResponse(newest, None, tuple(self.bodies), self.says_complete)
+        return ev.PullResponse(
+            newest, None, tuple(self.bodies), self.says_complete, self.says_outside_isr
+        )
 
     async def encoded(self, ref: ManifestRef) -> bytes:
         self.reads += 1
@@ -174,6 +176,14 @@ def test_who_is_complete_is_said_both_ways(*, complete: bool):
     pair = run(leader, lambda pair: setattr(pair.follower, "complete", complete))
     assert [asked.complete for asked in leader.asked] == [complete]
     assert [answer.complete for answer in pair.follower.answers] == [complete]
+
+
+@pytest.mark.parametrize("outside_isr", [True, False])
+def test_a_follower_hears_whether_its_leader_counts_it(*, outside_isr: bool):
+    leader = LeaderShell(manifest(1))
+    leader.says_outside_isr = outside_isr
+    pair = run(leader)
+    assert [answer.outside_isr for answer in pair.follower.answers] == [outside_isr]
 
 
 def test_larger_ones_come_in_pieces_and_are_read_once(monkeypatch):
@@ -309,6 +319,26 @@ def test_who_holds_something_or_lost_it_pulls_again_after_a_refusal(monkeypatch,
         return shell.scheduled
 
     assert asyncio.run(go()) == (held or lost)
+
+
+@pytest.mark.parametrize("missing", [7, None])
+def test_who_lacks_a_record_pulls_again_after_an_answer(monkeypatch, *, missing):
+    """Its leader counts it still, or files of its log are in use. One pull for several answers."""
+    monkeypatch.setattr(replicate, "REFUSED_S", 0.0)
+
+    async def go() -> int:
+        pair = Pair(LeaderShell(manifest(1)))
+        shell = RepeatingShell(ref_of(manifest(1)), False)
+        shell.core.missing = missing
+        replica = hosted(shell, False)
+        for again in (1, 2):
+            for _ in range(3):
+                assert await pair.pulls._pull(LEADER, [replica])
+            await asyncio.sleep(0.01)
+            assert shell.scheduled == (0 if missing is None else again)
+        return shell.scheduled
+
+    assert asyncio.run(go()) == (0 if missing is None else 2)
 
 
 @pytest.mark.parametrize(

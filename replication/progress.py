@@ -26,7 +26,8 @@ class ReplicaProgress:
     ``follows``: it has not said since that it follows no more, so what is known of it still holds.
     ``complete``: its log had everything below the end of ``held`` before anybody acted on that.
     ``went_back``: its log was cut since it first fetched in this epoch. What it fetched there again
-    may have gaps, so it is complete no more, and a pull from before the cut may come late.
+    may have gaps, so it is complete no more, and a pull from before the cut may come late. What it
+    has applied it is to say anew.
     ``pulled``: number of the last pull of this process that counted.
     """
 
@@ -58,7 +59,7 @@ class ReplicaProgress:
                 self.log_end_offset = UNKNOWN_OFFSET
             self.broker_epoch = broker_epoch
         if log_end_offset < self.log_end_offset:
-            self.complete, self.went_back = False, True
+            self.applied, self.complete, self.went_back = None, False, True
         if log_end_offset >= leader_end_offset:
             self.caught_up_ms = max(self.caught_up_ms, now_ms)
         elif self.end_at_fetch != UNKNOWN_OFFSET and log_end_offset >= self.end_at_fetch:

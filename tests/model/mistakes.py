@@ -29,8 +29,8 @@ UNCLEAN = {
 """Shown by histories with unclean elections."""
 
 ROTS = {
-    Mistake.COMPLETE_AFTER_CUT, Mistake.COMPLETE_REMEMBERED, Mistake.CUT_UNASKED,
-    Mistake.MEMBERS_CUT, Mistake.LACKING_ENTERS,
+    Mistake.COMPLETE_AFTER_CUT, Mistake.COMPLETE_REMEMBERED, Mistake.APPLIED_REMEMBERED,
+    Mistake.CUT_UNASKED, Mistake.MEMBERS_CUT, Mistake.LACKING_ENTERS,
 }  # fmt: skip
 """Shown by histories in which logs are cut by damage."""
 

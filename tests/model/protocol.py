@@ -63,6 +63,7 @@ class Mistake(Enum):
     COMPLETE_AFTER_CUT = "complete is also who was cut below the manifest's end (C16)"
     COMPLETE_REMEMBERED = "the leader remembers who was complete before its log was cut (C16)"
     COMPLETE_WITHOUT_APPLIED = "complete is also who lacks what the leader has applied (C16)"
+    APPLIED_REMEMBERED = "the leader remembers what was applied before its log was cut (C16)"
     CUT_UNASKED = "who lacks a record cuts its log as soon as it knows of no membership (C17)"
     MEMBERS_CUT = "the leader lets a replica cut its log that is proposed for the ISR (C17)"
     LACKING_ENTERS = "the ISR admits who has said that it lacks a record (C17)"
@@ -954,6 +955,8 @@ class Model:
         if end < leads.ends[i]:
             if self.mistake is not Mistake.COMPLETE_REMEMBERED:
                 leads = leads._replace(cut=leads.cut | 1 << i, complete=leads.complete & ~(1 << i))
+            if self.mistake is not Mistake.APPLIED_REMEMBERED:
+                leads = leads._replace(applied=put(leads.applied, i, None))
         return leads._replace(ends=put(leads.ends, i, end))
 
     def _pull(self, state: State, action: Action) -> State:

@@ -152,6 +152,8 @@ class LogDirectory:
         """How often it was said where a log stands, since this was opened: it was created, put back
         or cut, or :meth:`state_recovery_point`; what was looked up before may not hold any more."""
         self._writing = threading.Lock()
+        self._marking = threading.Lock()
+        """A mark that is being written when this fails is removed after it is there."""
         self._changed: dict[TopicPartition, int] = {}
         self._gone: dict[TopicPartition, int] = {}
         """When each log was deleted that no checkpoint may name, whatever was collected before."""
@@ -287,7 +289,8 @@ class LogDirectory:
         """Raises MachineError. No fsync is due: a power cut that brings the mark back is the end of
         the machine's run that it names.
         """
-        self.disk.unlink(self._file(layout.RUNNING))
+        with self._marking:
+            self.disk.unlink(self._file(layout.RUNNING))
 
     @property
     def proven_epoch(self) -> int:
@@ -303,8 +306,10 @@ class LogDirectory:
         nor does a directory that failed. Blocks; raises MachineError.
         """
         boot_id = self.disk.boot_id()
-        if boot_id is not None and self.offline is None:
-            checkpoints.write_running(self.disk, self._file(layout.RUNNING), broker_epoch, boot_id)
+        path = self._file(layout.RUNNING)
+        with self._marking:
+            if boot_id is not None and self.offline is None:
+                checkpoints.write_running(self.disk, path, broker_epoch, boot_id)
 
     @property
     def recovery_points(self) -> dict[TopicPartition, int]:
@@ -376,10 +381,10 @@ class LogDirectory:
             producer_quota=self._producer_quota,
         )  # fmt: skip
         log.before_cut = partial(self.lower_checkpoints, tp)
-        self.unopened.discard(tp)
         high_watermark, recovery_point = self.high_watermarks.get(tp, 0), recovery_point or 0
         if missing_files.report_missing(log, traces, high_watermark, recovery_point):
             self._note_loss(log, recovery_point)
+        self.unopened.discard(tp)
         return log
 
     def _note_loss(self, log: Log, recovery_point: int) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import threading
 import uuid
 
 import pytest
 
-from kept.storage import layout
+from kept.storage import checkpoints, layout
 from kept.storage.directory import Birth, Checkpoint, LogDirectory
 from kept.storage.disk import Disk
-from kept.storage.errors import MachineError
+from kept.storage.errors import MachineError, ResourceExhausted
 from kept.storage.log.log import Log
 from kept.storage.types import LogConfig, TopicPartition
 from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
@@ -100,6 +101,43 @@ def test_a_failed_device_takes_the_proof(disk) -> None:
     directory.forget_running()
     directory.forget_running()
     directory.mark_running(9)
+    assert opened(directory.disk.after_kill()).proven_epoch == -1
+
+
+def test_a_device_that_fails_while_the_mark_is_written_takes_the_proof(disk, monkeypatch) -> None:
+    """Another thread removes it, and comes too early."""
+    directory, write = opened(disk.after_kill()), checkpoints.write_running
+    came = threading.Event()
+
+    class Lock:
+        """Says that somebody wants it."""
+
+        lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            came.set()
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    def fails() -> None:
+        directory.fail(MachineError("/d/t-0/x.log", "fsync", OSError(errno.EIO, "I/O error")))
+        directory.forget_running()
+        came.set()
+
+    failing = threading.Thread(target=fails, daemon=True)
+
+    def slow(*given) -> None:
+        came.clear()
+        failing.start()
+        assert came.wait(10)
+        write(*given)
+
+    monkeypatch.setattr(directory, "_marking", Lock())
+    monkeypatch.setattr(checkpoints, "write_running", slow)
+    directory.mark_running(9)
+    failing.join(10)
     assert opened(directory.disk.after_kill()).proven_epoch == -1
 
 
@@ -195,6 +233,20 @@ def test_who_stops_before_it_is_registered_does_not_prove_what_is_lost(kit, disk
     directory.close()
     again, _ = started(kit, directory.disk.after_kill())
     assert again.was_clean and again.proven_epoch == -1
+
+
+def test_what_is_known_of_a_log_stays_until_its_loss_is_noted(kit, disk) -> None:
+    """For want of a descriptor it is not opened, and then tried again."""
+    left = lacking(kit, disk)
+    directory = opened(left)
+    left.fail("create", "recovery-point", errno.EMFILE)
+    with pytest.raises(ResourceExhausted):
+        directory.open_log(TP, None, SMALL, now_ms=kit.NOW)
+    for kind in (Checkpoint.RECOVERY_POINTS, Checkpoint.HIGH_WATERMARKS):
+        directory.write_checkpoints(kind, {})
+        assert directory.checkpoints[kind] == {TP: 80}
+    log = directory.open_log(TP, None, SMALL, now_ms=kit.NOW)
+    assert directory.recovery_points == {TP: log.log_end_offset}
 
 
 def test_what_is_written_where_records_were_lost_is_not_taken_for_durable(kit, disk) -> None:

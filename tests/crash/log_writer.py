@@ -82,7 +82,10 @@ def main(path: str, batches: int) -> None:
     log.flush()
     directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {TP: log.recovery_point})
     say("swapping")
-    replacement = log.begin_replacement(clean(log, disk))
+    plan = clean(log, disk)
+    # As a manifest does: gaps that come are no loss.
+    directory.write_checkpoints(Checkpoint.CLEANER, {TP: log.segments[3].base_offset})
+    replacement = log.begin_replacement(plan)
     replacement.prepare()
     while replacement.place_next(NOW):
         pass

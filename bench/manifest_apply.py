@@ -91,7 +91,7 @@ def applied(directory, found, disk):
 
 
 def main():
-    """See the module."""
+    """Measure both and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gb", type=float, default=0.5)
     parser.add_argument("--dir", default=tempfile.gettempdir())

@@ -62,7 +62,9 @@ Verdict = From | Only
 
 
 class Strategy(Protocol):
-    """See the module. Implementations are stateless: all state is what ``init`` returned."""
+    """Decides which records of a key survive. Implementations are stateless: all state is what
+    ``init`` returned.
+    """
 
     def key(self, record: Record) -> bytes:
         """What the record is about. It has a key: records without one are dropped before."""

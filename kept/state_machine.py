@@ -22,7 +22,9 @@ Effect_co = TypeVar("Effect_co", covariant=True)
 
 
 class StateMachine(Protocol[Event_contra, Effect_co]):
-    """See the module. Used by one thread; ``now_ms`` is of a clock that never goes back."""
+    """Decides: events go in, effects come out. Used by one thread; ``now_ms`` is of a clock that
+    never goes back.
+    """
 
     def step(self, event: Event_contra, now_ms: int) -> tuple[Effect_co, ...]:
         """Take one event at ``now_ms``; returns what the shell must do, in order."""

@@ -108,7 +108,7 @@ def idle_check_ms(config: NodeConfig) -> int:
 
 
 class NodeParts:
-    """See the module. Built on the node's loop; nothing is opened or started yet."""
+    """The parts of one node. Built on the node's loop; nothing is opened or started yet."""
 
     def __init__(self, config: NodeConfig, runtime: Runtime | None = None) -> None:
         self.live_config = LiveConfig(config)

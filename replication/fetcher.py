@@ -111,7 +111,9 @@ class _Member:
 
 
 class FetcherCore:
-    """See the module. ``quota`` is shared by all fetchers of a node; None: nothing is throttled."""
+    """Decides which partitions are fetched from one leader, and when. ``quota`` is shared by all
+    fetchers of a node; None: nothing is throttled.
+    """
 
     def __init__(
         self,

@@ -112,7 +112,8 @@ class PartitionListener(Protocol):
 
 
 class Replica:
-    """See the module. One thread; what the machine does wrong takes it offline.
+    """One replica of a partition: its log, its core, and who waits for them. One thread; what the
+    machine does wrong takes it offline.
 
     ``high_watermark``: what the checkpoint says; ``applied_end``: b of the manifest applied or
     being applied (rule 12). ``listener`` gets what goes to others: the core's effects,

@@ -204,7 +204,7 @@ Effect = Register | SendHeartbeat | StopServing | ResumeServing | Exit
 
 
 class BrokerLifecycle:
-    """One broker process's membership. See the module's description."""
+    """One broker process's membership: it registers, sends heartbeats, serves and stops."""
 
     def __init__(self, registration: RegisterRequest, settings: LifecycleSettings) -> None:
         self.registration = registration

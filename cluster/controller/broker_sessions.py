@@ -246,7 +246,7 @@ class _Session:
 
 
 class BrokerSessions:
-    """The active controller's view of the brokers' lives. See the module's description."""
+    """The active controller's view of the brokers: who lives, and what to decide because of it."""
 
     def __init__(self, settings: SessionSettings) -> None:
         self.settings = settings

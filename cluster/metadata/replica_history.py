@@ -50,7 +50,9 @@ ReplicaKey = tuple[UUID, int]
 
 @dataclass(slots=True)
 class ReplicaHistory:
-    """See the module. ``removed`` and ``unclean`` hold up to entry ``observed_index``."""
+    """What befell this node's replicas, as the metadata log told it. ``removed`` and ``unclean``
+    hold up to entry ``observed_index``.
+    """
 
     node_id: int
     applied_index: int = 0

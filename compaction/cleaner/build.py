@@ -66,8 +66,8 @@ def build(
     cached: frozenset[int] = frozenset(),
     check_crc: bool = False,
 ) -> Built:
-    """See the module. The sources in ``cached`` stay in the page cache. ``check_crc``: nobody has
-    read them just now.
+    """Write the segments that a manifest describes. The sources in ``cached`` stay in the page
+    cache. ``check_crc``: nobody has read them just now.
 
     Raises DamagedData, NoSpace and MachineError; the files are then to be discarded.
     """

@@ -67,7 +67,7 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """See the module. ``first_dirty..end_offset`` is the cleanable range.
+    """One pass of a worker, as plain data. ``first_dirty..end_offset`` is the cleanable range.
 
     ``horizons_only``: nothing new is mapped; only the segments in ``rewrite`` are looked at, the
     others are taken over from the manifest ``previous``. ``base``: every record survives, and

@@ -29,7 +29,9 @@ class Seen(NamedTuple):
 
 
 class KeyTracker:
-    """See the module. ``hashed``: a kernel has put the hashes of ``keys`` into the table."""
+    """Notes where the records of a few keys are. ``hashed``: a kernel has put the hashes of
+    ``keys`` into the table.
+    """
 
     def __init__(self, keys: Iterable[bytes]) -> None:
         self.keys = list(dict.fromkeys(keys))[:MAX_KEYS]

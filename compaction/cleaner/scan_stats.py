@@ -62,9 +62,9 @@ class Control:
 
 @dataclass(slots=True)
 class ScanStats:
-    """See the module. ``events`` are transactions in log order: a producer id for its data (once
-    in a row), or a :class:`Control`. ``cached``: the segment was in the page cache before
-    the pass read it, so it is left there.
+    """What a scan found out about one source segment. ``events`` are transactions in log order: a
+    producer id for its data (once in a row), or a :class:`Control`. ``cached``: the segment was in
+    the page cache before the pass read it, so it is left there.
     """
 
     source: Source

@@ -111,7 +111,9 @@ def cut(bitmap: Any, low: int, high: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """See the module. ``now_ms`` is when the pass decided, ``horizon_ms`` the horizon it set."""
+    """What survives of a log after a pass, and where. ``now_ms`` is when the pass decided,
+    ``horizon_ms`` the horizon it set.
+    """
 
     topic_id: uuid.UUID
     partition: int

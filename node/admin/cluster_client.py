@@ -80,7 +80,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False, repr=False)
 class ClusterClient:
-    """See the module."""
+    """Runs the client's operations against this node's cluster, on the node's loop."""
 
     runtime: Runtime
     config: LiveConfig

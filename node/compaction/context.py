@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CleanerContext(Struct, frozen=True):
-    """See the module. Made before the cleaner is imported."""
+    """The collaborators of the cleaner. Made before the cleaner is imported."""
 
     runtime: Runtime
     config: LiveConfig

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LazyCleaner:
-    """See the module."""
+    """Imports the cleaner when it is first needed, and passes calls on to it."""
 
     def __init__(self, context: CleanerContext) -> None:
         self._context = context

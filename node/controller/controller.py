@@ -60,7 +60,7 @@ TICK_S: Final = 0.1
 
 
 class Controller:
-    """See the module."""
+    """Takes the active controller's decisions, and serves the brokers' calls."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ def refuse_strangers(addresses: AddressBook) -> NoReturn:
 
 
 class QuorumReconfiguration:
-    """See the module."""
+    """Adds and removes voters of the metadata log, one at a time."""
 
     def __init__(
         self,

@@ -91,7 +91,7 @@ def _check_method(name: str, client_streaming: bool) -> None:
 
 
 class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """See the module."""
+    """Authenticates and authorizes each gRPC call before it is served."""
 
     def __init__(self, callers: Callers, config: LiveConfig) -> None:
         check_methods()

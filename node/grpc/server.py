@@ -39,7 +39,7 @@ UNLIMITED: Final = -1
 
 
 class GrpcServer:
-    """See the module."""
+    """Serves gRPC on a unix socket."""
 
     def __init__(self, services: AdminServices, callers: Callers) -> None:
         self._services = services

@@ -64,9 +64,9 @@ class Handler(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """See the module. ``peer`` names the other side in the log. ``serves``: this is the side that
-    answers, and that reads no further requests while its answers are not taken; the other one may
-    send bodies of several frames once it is :meth:`admitted`.
+    """One connection between two nodes. ``peer`` names the other side in the log. ``serves``: this
+    is the side that answers, and that reads no further requests while its answers are not taken;
+    the other one may send bodies of several frames once it is :meth:`admitted`.
     """
 
     def __init__(

@@ -41,7 +41,9 @@ FOLLOW_S: Final = 1.0
 
 
 class ForwardingManager:
-    """See the module. ``changes`` are the logs that come and go here."""
+    """Forwards administrative requests to the active controller, and returns its responses.
+    ``changes`` are the logs that come and go here.
+    """
 
     def __init__(
         self, runtime: Runtime, metadata: MetadataLog, peers: Peers, changes: LogLifecycle

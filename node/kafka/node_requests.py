@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class NodeRequests:
-    """See the module."""
+    """Sends Kafka requests to other brokers, by their ids."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ MAX_VERSIONS_REFUSED: Final = 2
 
 
 class SaslHandshake(Pending):
-    """See the module."""
+    """Authenticates the client of an accepted socket before anything else is served."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener

@@ -82,7 +82,7 @@ class _Touched:
 
 
 class Translation:
-    """See the module."""
+    """Translates Kafka's metadata records to kept's."""
 
     def __init__(self) -> None:
         self.left = NotTranslated()

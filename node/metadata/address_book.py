@@ -21,7 +21,7 @@ Address = tuple[str, int]
 
 
 class AddressBook:
-    """See the module. Addresses are (host, port)."""
+    """Knows where this node and the others listen. Addresses are (host, port)."""
 
     def __init__(
         self, config: LiveConfig, metadata: MetadataLog, tls: ListenerTls | None = None

@@ -62,7 +62,7 @@ class BrokerReplicas(Protocol):
 
 
 class BrokerLifecycleManager:
-    """See the module."""
+    """Registers this node as a broker, sends its heartbeats, and says whether it may serve."""
 
     def __init__(
         self,

@@ -40,8 +40,9 @@ NewLifecycle = Callable[["RegisterRequest"], BrokerLifecycleManager]
 
 
 class ClusterLink:
-    """See the module. ``on_moved`` are called when the metadata's image or this node's role in its
-    quorum moved, before that is acted on.
+    """Meets the other nodes, registers this one, and leaves the cluster in order. ``on_moved`` are
+    called when the metadata's image or this node's role in its quorum moved, before that is acted
+    on.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ Then = Callable[[bool], None]
 
 
 class LeadershipBarrier:
-    """See the module."""
+    """Proves that this node knew who leads at a moment."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ PRIVATE: Final = "chmod -R go="
 
 
 class MetadataDirectory:
-    """See the module."""
+    """Locks the directory of the metadata log, and watches it."""
 
     def __init__(self, runtime: Runtime, shutdown: Shutdown) -> None:
         self._runtime = runtime

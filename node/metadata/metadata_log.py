@@ -66,7 +66,9 @@ Actor = Callable[["Image", "Delta"], Awaitable[None]]
 
 
 class MetadataLog:
-    """See the module. Made and used on the node's loop."""
+    """Gives this node's Raft member time, messages and its disk, and acts on committed entries.
+    Made and used on the node's loop.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, counters: Counters) -> None:
         self._loop = loop

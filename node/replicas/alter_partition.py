@@ -78,7 +78,7 @@ Replica: TypeAlias = "Partition | _Change"
 
 
 class AlterPartitionQueue:
-    """See the module."""
+    """Sends the ISR changes of the leaders here to the controller, many in one call."""
 
     def __init__(
         self,

@@ -70,7 +70,9 @@ class ReplicaOpener(Protocol):
 
 
 class LogLifecycle:
-    """See the module. All calls are made on the node's loop."""
+    """Makes the logs on this node's disks those that the image wants, partition by partition. All
+    calls are made on the node's loop.
+    """
 
     def __init__(
         self,

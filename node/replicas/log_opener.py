@@ -60,7 +60,7 @@ Job: TypeAlias = "tuple[list[Opening], asyncio.Future[list[Opened | Exception]]]
 
 
 class LogOpener:
-    """See the module."""
+    """Opens and creates logs in the threads of their directories."""
 
     def __init__(self, runtime: Runtime, config: LiveConfig, identity: NodeIdentity) -> None:
         self._runtime = runtime

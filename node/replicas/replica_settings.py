@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaSettings:
-    """See the module."""
+    """Gives the replicas here their topics' settings and throttles."""
 
     def __init__(
         self,

@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 
 
 class RoleChanges:
-    """See the module. ``serving``: roles are taken; ``suspended``: but nobody is served."""
+    """Makes each replica here leader or follower, as the image says. ``serving``: roles are taken;
+    ``suspended``: but nobody is served.
+    """
 
     def __init__(
         self,

@@ -46,7 +46,9 @@ class Stray(NamedTuple):
 
 
 class StrayLogs:
-    """See the module. Called on the node's loop."""
+    """Deletes, or sets aside, the logs that the image does not want here. Called on the node's
+    loop.
+    """
 
     def __init__(
         self, runtime: Runtime, metadata: MetadataLog, failures: LogDirFailureChannel

@@ -21,7 +21,7 @@ ELECTION_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class ClusterCounters:
-    """See the module."""
+    """Counts ISR changes, elections of the controller, and failovers."""
 
     def __init__(self) -> None:
         self.isr_shrinks = 0

@@ -102,7 +102,7 @@ class RepeatedEvents(Generic[E]):
 
 
 class AuditLog:
-    """See the module. ``mode``: off, denied (with refused logins and changes), or all."""
+    """Writes the audit log. ``mode``: off, denied (with refused logins and changes), or all."""
 
     def __init__(self, runtime: Runtime, node_id: int, mode: str, path: str | None = None) -> None:
         self.records_allowed = mode == "all"

@@ -63,7 +63,7 @@ class Auditor(Protocol):
 
 
 class StandardAuthorizer:
-    """See the module. ``index`` gives the bindings as they are now."""
+    """Decides by ACL bindings who may do what. ``index`` gives the bindings as they are now."""
 
     def __init__(
         self,

@@ -27,7 +27,9 @@ MAX_REMEMBERED: Final = 4_096
 
 
 class PasswordChecks:
-    """See the module. Used on the node's loop."""
+    """Checks passwords in threads, two at a time, by turns of the addresses. Used on the node's
+    loop.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, credentials: StoredCredentials) -> None:
         self._loop = loop

@@ -200,7 +200,7 @@ _ENDED: Final = frozenset({SaslState.DONE, SaslState.FAILED})
 
 
 class SaslAuthenticator:
-    """See the module: a :class:`kept.state_machine.StateMachine`."""
+    """Authenticates one client; a :class:`kept.state_machine.StateMachine`."""
 
     def __init__(
         self,

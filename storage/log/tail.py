@@ -25,7 +25,9 @@ MIN_INDEX_ENTRIES: Final = 2
 
 
 class Tail:
-    """See the module. ``active`` is the last of ``segments``."""
+    """The active segment, and the batches that are staged after it. ``active`` is the last of
+    ``segments``.
+    """
 
     __slots__ = (
         "_disk",

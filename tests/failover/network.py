@@ -73,7 +73,7 @@ SHORT: Final[Mapping[str, int]] = {
 
 
 class ApartCluster(Cluster):
-    """A cluster each of whose nodes has a network of its own. See the module."""
+    """A cluster each of whose nodes has a network of its own."""
 
     def __init__(self, nodes: int = 3, **settings: Any) -> None:
         super().__init__(nodes, **settings)

@@ -355,7 +355,7 @@ def make(directory: Path, killed: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    """See the module."""
+    """Write this version's data directories."""
     target = HERE / kept.__version__
     if target.exists():
         if "--force" not in sys.argv:

@@ -44,7 +44,9 @@ _OFFSET_BITS: Final = (1 << 40) - 1
 
 
 class OffsetMap:
-    """See the module. ``key`` is 16 random bytes; ``capacity`` is how many keys go in."""
+    """The offset map in plain Python. ``key`` is 16 random bytes; ``capacity`` is how many keys go
+    in.
+    """
 
     def __init__(self, slots: int, load_factor: float, key: bytes) -> None:
         if len(key) != 16:

@@ -36,7 +36,8 @@ from tests.reference.batches import Batches
 
 
 class RuleMap:
-    """See the module. ``rules``: the first whose prefix a key has counts, the last has none.
+    """The map of the built-in strategies in plain Python. ``rules``: the first whose prefix a key
+    has counts, the last has none.
 
     ``key`` is 16 random bytes; ``low..high`` are the classes it takes. ``full``: not even one class
     fits, so that what it says is worth nothing.

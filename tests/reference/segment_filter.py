@@ -31,7 +31,7 @@ _MAX_RELATIVE: Final = 0x7FFFFFFF
 
 
 class SegmentFilter:
-    """See the module. ``limit_bytes`` and ``index_limit_bytes`` bound one output.
+    """The filter in plain Python. ``limit_bytes`` and ``index_limit_bytes`` bound one output.
 
     ``check_crc``: batches with survivors are checked; a digest takes their CRC as it stands.
     """

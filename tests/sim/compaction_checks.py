@@ -65,7 +65,7 @@ class View:
 
 
 class CompactionChecks(ReplicaChecks):
-    """See the module."""
+    """Judges what compaction removes and brings back."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

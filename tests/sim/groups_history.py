@@ -36,7 +36,7 @@ DEPOSED_S: Final = 3.0
 
 
 class GroupsHistory(NodesHistory):
-    """See the module."""
+    """One seed of stage ``groups``."""
 
     writers: list[Member]  # type: ignore[assignment]
     topic = CONSUMER_OFFSETS

@@ -43,7 +43,7 @@ FIXED: Final[dict[str, Any]] = {
 
 
 class KillsHistory(NodesCompactionHistory):
-    """See the module."""
+    """One seed of stage ``kills``."""
 
     def __init__(self, seed: int, **options: Any) -> None:
         super().__init__(seed, **FIXED | options)

@@ -103,7 +103,9 @@ class SimTimer(asyncio.TimerHandle):
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """See the module. ``escaped``: what no code of a process caught, and its traceback's owner."""
+    """An asyncio event loop in virtual time. ``escaped``: what no code of a process caught, and its
+    traceback's owner.
+    """
 
     _ready: Any
     _scheduled: Any

@@ -30,7 +30,8 @@ class Exited(Exception):
 
 
 class Machine:
-    """See the module. ``boot(machine)`` makes the process's app; it may raise.
+    """One machine, and the process that runs on it. ``boot(machine)`` makes the process's app; it
+    may raise.
 
     ``disk_us``: what one piece of work on the disk takes.
     """

@@ -63,7 +63,7 @@ class Topic:
 
 
 class NodeHistory:
-    """See the module."""
+    """One seed of stage ``node``."""
 
     def __init__(self, seed: int, *, tracing: bool = False, assertions: bool = True) -> None:
         self.world = World(seed, tracing=tracing)

@@ -149,7 +149,7 @@ class _Sending:
 
 @dataclass
 class Producer:
-    """See the module."""
+    """One idempotent producer of a history."""
 
     client: Client
     tp: TopicPartition

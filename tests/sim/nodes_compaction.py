@@ -69,7 +69,7 @@ FORSAKEN_S: Final = 40.0
 
 
 class NodesCompactionHistory(NodesHistory):
-    """See the module."""
+    """One seed of stage ``nodes-compaction``."""
 
     checks: CompactionChecks
     consumers = False

@@ -36,7 +36,7 @@ TRIALS: Final = ("limp", "device", "return", "")
 
 
 class Faults:
-    """See the module. ``power``: machines may lose power."""
+    """The faults of one history. ``power``: machines may lose power."""
 
     def __init__(self, history: NodesHistory, *, power: bool) -> None:
         random = history.random
@@ -205,7 +205,7 @@ class Faults:
     # The last trial.
 
     async def try_last(self) -> None:
-        """See the module."""
+        """What must still hold once all is healed: one fault more, and its judgement."""
         history = self.history
         state = history.checks.register(history.partitions[0]).state
         controller = next((m for m in history.machines if m.controls), None)

@@ -71,7 +71,7 @@ class Writer(Protocol):
 
 
 class NodesHistory:
-    """See the module."""
+    """One seed of stage ``nodes``."""
 
     topic = "t"
     durable_share = 0.5

@@ -27,7 +27,7 @@ ADMINISTRATORS: Final = 3
 
 
 class SecurityHistory(NodesHistory):
-    """See the module."""
+    """One seed of stage ``security``."""
 
     power_share = 0.0
     trials = ("return", "")

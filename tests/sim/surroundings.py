@@ -94,7 +94,7 @@ Line = Callable[[Process | None, str, str, dict[str, Any]], None]
 
 @contextmanager
 def simulated(loop: SimLoop, seed: int, on_line: Line) -> Iterator[None]:
-    """See the module."""
+    """While it is open, the product finds the simulated surroundings in place of its own."""
     fakes = _fakes(loop, seed)
     real = {name: resolve_name(name.replace(".", ":", 1)) for name in fakes}
     before = random.getstate()

@@ -65,7 +65,7 @@ EXPIRY_TICK_MS: Final = 500
 
 
 class TransactionsHistory(NodesHistory):
-    """See the module."""
+    """One seed of stage ``transactions``."""
 
     power_share = 0.3
     durable_share = 0.7

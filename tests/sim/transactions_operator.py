@@ -32,7 +32,9 @@ FENCE_TIMES: Final = 20
 
 
 class TransactionOperator(Operator):
-    """See the module. Some fence, some describe; all end what hangs where a ghost is about."""
+    """The operator of one history. Some fence, some describe; all end what hangs where a ghost is
+    about.
+    """
 
     history: TransactionsHistory
 
@@ -153,7 +155,9 @@ class TransactionOperator(Operator):
 
 
 class Ghost:
-    """See the module. Each of its batches is a transaction of a producer id of its own."""
+    """Makes transactions that hang. Each of its batches is a transaction of a producer id of its
+    own.
+    """
 
     def __init__(self, history: TransactionsHistory) -> None:
         self.history = history

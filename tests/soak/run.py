@@ -39,7 +39,7 @@ TRIES: Final = 5
 
 
 class Soak:
-    """See the module."""
+    """One run of the soak."""
 
     def __init__(self, cluster: Cluster, seed: int, per_second: float) -> None:
         self.cluster, self.nodes, self.draw = cluster, Nodes(cluster), random.Random(seed)

@@ -198,7 +198,7 @@ class Injection:
 
 
 class SimulatedDisk(Disk):
-    """See the module. ``calls`` counts the changing calls so far; ``now_ms`` stamps files."""
+    """A disk in memory. ``calls`` counts the changing calls so far; ``now_ms`` stamps files."""
 
     def __init__(self, root: Directory | None = None, seed: int = 0, boots: int | None = 0) -> None:
         super().__init__(environ={})

@@ -159,7 +159,9 @@ class ResetTarget(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterActions:
-    """See the module. ``new_client`` gives a client of a session."""
+    """Changes topics, records, committed offsets and settings for operators. ``new_client`` gives a
+    client of a session.
+    """
 
     runtime: Runtime
     metadata: MetadataLog

@@ -67,7 +67,7 @@ class LagHistory(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityView:
-    """See the module."""
+    """Adds up the samples of all nodes."""
 
     metadata: MetadataLog
     lookup: TopicLookup

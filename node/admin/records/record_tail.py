@@ -101,7 +101,7 @@ class RecordTails:
 
 
 class RecordTail:
-    """See the module."""
+    """Reads the records that came to a topic since the last poll."""
 
     def __init__(
         self,

@@ -71,7 +71,9 @@ def _ignore(_: MarkersWritten) -> None:
 
 
 class MarkerChannel:
-    """See the module. ``on_written`` is called with what the sender says of written markers."""
+    """Sends WriteTxnMarkers to leaders, and gives their responses to the MarkerSender.
+    ``on_written`` is called with what the sender says of written markers.
+    """
 
     def __init__(  # noqa: PLR0917
         self,

@@ -147,7 +147,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class MarkerWriter:
-    """See the module."""
+    """Appends transaction markers to the partitions that this node leads."""
 
     runtime: Runtime
     table: ReplicaTable

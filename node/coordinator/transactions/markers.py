@@ -181,7 +181,7 @@ def _waiting() -> Waiting:
 
 
 class MarkerSender:
-    """See the module."""
+    """Decides which markers go to which node, and when they are sent again."""
 
     def __init__(self) -> None:
         self._image: ImageView | None = None

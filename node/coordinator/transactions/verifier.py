@@ -77,7 +77,7 @@ class _Question(Struct, frozen=True, eq=False):
 
 
 class Verifier:
-    """See the module."""
+    """Finds out from coordinators whether a partition is in a producer's transaction."""
 
     def __init__(
         self,

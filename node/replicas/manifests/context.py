@@ -34,7 +34,9 @@ class CompactionScheduler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ManifestContext:
-    """See the module. ``appliers``: generations that are built and put into place at a time."""
+    """The collaborators of the manifests of all replicas. ``appliers``: generations that are built
+    and put into place at a time.
+    """
 
     runtime: Runtime
     config: LiveConfig

@@ -44,7 +44,7 @@ class _Sent:
 
 
 class ManifestNotifier:
-    """See the module."""
+    """Tells followers that there is a manifest to pull."""
 
     def __init__(
         self, runtime: Runtime, identity: NodeIdentity, table: ReplicaTable, peers: Peers

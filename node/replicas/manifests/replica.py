@@ -62,7 +62,9 @@ NEVER: Final = MAX_INT64
 
 
 class ReplicaManifests:
-    """See the module. ``retry_schedule`` says what fails."""
+    """Performs what the core decides about one replica's manifests. ``retry_schedule`` says what
+    fails.
+    """
 
     __slots__ = (
         "_awaited_end",

@@ -80,7 +80,7 @@ class Computing:
 
 
 class Files:
-    """See the module."""
+    """Reads and writes one replica's manifests, and does the slow work on them."""
 
     def __init__(self, context: ManifestContext, hosted: LocalReplica) -> None:
         self._context = context

@@ -47,7 +47,7 @@ MAX_REMEMBERED: Final = 4_096
 
 
 class KeySource:
-    """See the module. Used on the node's loop."""
+    """Fetches the keys of one issuer, and keeps the last good ones. Used on the node's loop."""
 
     def __init__(self, runtime: Runtime, settings: TokenSettings) -> None:
         """Raises ConfigurationError for a file, or a trust store, that cannot be used."""

@@ -32,7 +32,9 @@ def token_settings(config: NodeConfig) -> dict[str, TokenSettings]:
 
 
 class TokenChecks:
-    """See the module. Made and used on the node's loop."""
+    """Checks access tokens by the keys of the listener that they came in by. Made and used on the
+    node's loop.
+    """
 
     def __init__(self, runtime: Runtime, settings: Mapping[str, TokenSettings]) -> None:
         """``settings`` by listener. Raises ConfigurationError for what cannot be used."""

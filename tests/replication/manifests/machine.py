@@ -68,7 +68,7 @@ class Disk:
 
 
 class Machine:
-    """See the module. It is the FollowerLog of its FollowerCore."""
+    """One replica: its cores, its log, and its shell. It is the FollowerLog of its FollowerCore."""
 
     awaits_flush = False
     log_start_offset = 0

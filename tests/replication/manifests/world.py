@@ -60,7 +60,8 @@ class NumberOnly(Generation):
 
 
 class World:
-    """See the module. ``bugs`` name mistakes of the shell, for the tests of the checks.
+    """A partition of a few replicas, and its controller. ``bugs`` name mistakes of the shell, for
+    the tests of the checks.
 
     ``compacts``: the topic's policy, which anybody may change; ``compacted``: it was so once.
     """

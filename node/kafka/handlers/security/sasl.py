@@ -46,7 +46,7 @@ _TAKES_TOKENS: Final = frozenset({SaslState.TOKENS, SaslState.REFUSED})
 
 
 class SaslHandler:
-    """See the module."""
+    """Serves SaslHandshake and SaslAuthenticate of clients that log in again."""
 
     def __init__(self, runtime: Runtime, logins: Logins, counters: Counters) -> None:
         self._runtime = runtime

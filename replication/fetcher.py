@@ -58,14 +58,14 @@ class FetchResponseReceived(NamedTuple):
     """The leader's answer to a Fetch. Ignored if ``request`` is not the one in flight."""
 
     request: FetchRequest
-    answer: FetchAnswer
+    response: FetchAnswer
 
 
 class OffsetsListed(NamedTuple):
     """The leader's answers to a ListOffsets, as :class:`FetchResponseReceived`."""
 
     request: OffsetsRequest
-    answers: tuple[OffsetsAnswer, ...]
+    responses: tuple[OffsetsAnswer, ...]
 
 
 class RequestFailed(NamedTuple):

@@ -115,7 +115,7 @@ class OffsetsReceived(Struct, frozen=True):
     """Where the leader's log starts and ends, as asked in that epoch."""
 
     leader_epoch: int
-    answer: OffsetsAnswer
+    response: OffsetsAnswer
 
 
 class EffectFailed(Struct, frozen=True):
@@ -329,7 +329,7 @@ class FollowerCore:
         return min(end_offset, own_end, log_end_offset)
 
     def _offsets(self, event: OffsetsReceived, now_ms: int) -> Effects:
-        answer = event.answer
+        answer = event.response
         if (
             self.state is not FollowerState.LISTING_OFFSETS
             or event.leader_epoch != self.leader_epoch

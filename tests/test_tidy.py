@@ -187,6 +187,41 @@ def test_public_names_have_docstrings() -> None:
     assert not offenders, "\n".join(offenders)
 
 
+def test_docstrings_say_what_a_thing_is() -> None:
+    """Whoever reads a class in an editor sees its docstring, not its module's."""
+    elsewhere = re.compile(r'"""See the module|\. See the module\b')
+    offenders = [
+        f"{path.relative_to(ROOT)}: says 'see the module' and nothing else"
+        for path in MODULES
+        if path != Path(__file__).resolve() and elsewhere.search(text_of(path))
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
+NO_NAMES = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", GLOSSARY, re.M))))
+"""The words of the glossary that name nothing."""
+
+
+def public_names(scope: Scope) -> Iterator[str]:
+    """The public names of a module, and in its classes those of methods and fields."""
+    yield from (name for name in scope.names if not name.startswith("_"))
+    for class_name, inner in scope.classes.items():
+        if not class_name.startswith("_"):
+            yield from (f"{class_name}.{name}" for name in public_names(inner))
+
+
+def test_public_names_are_no_words_that_name_nothing() -> None:
+    assert len(NO_NAMES) > 10, "the table of the glossary is written otherwise: it was not found"
+    offenders = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in filter(product, MODULES)
+        for name in public_names(parsed(path)[2])
+        if name.rpartition(".")[2].lower() in NO_NAMES
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
 def test_folders_packages_and_links_agree() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     mapping = config["package-dir"]

@@ -228,8 +228,8 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer for one offset, with a sentence that says it and names the evidence."""
+class OffsetFate:
+    """What became of one offset, with a sentence that says it and names the evidence."""
 
     fate: Fate
     text: str
@@ -247,35 +247,35 @@ def why(
     log_end_offset: int,
     manifest: Manifest | None,
     is_there: Callable[[int], bool],
-) -> Answer:
+) -> OffsetFate:
     """Why ``offset`` is missing. ``manifest``: the applied one; ``is_there`` looks into the log."""
     if offset < 0 or offset >= log_end_offset:
-        return Answer(Fate.NEVER_WRITTEN, f"never written: the log ends at {log_end_offset}")
+        return OffsetFate(Fate.NEVER_WRITTEN, f"never written: the log ends at {log_end_offset}")
     if offset < log_start_offset:
         text = f"below log start {log_start_offset}: retention or DeleteRecords removed it"
-        return Answer(Fate.BELOW_LOG_START, text)
+        return OffsetFate(Fate.BELOW_LOG_START, text)
     if offset >= high_watermark:
         text = f"above the high watermark {high_watermark}: not committed yet"
-        return Answer(Fate.ABOVE_HIGH_WATERMARK, text)
+        return OffsetFate(Fate.ABOVE_HIGH_WATERMARK, text)
     if is_there(offset):
-        return Answer(Fate.PRESENT, "it is there")
+        return OffsetFate(Fate.PRESENT, "it is there")
     history = files(directory, disk)
     for generation, path in reversed(history):
         reason = decode(path, disk.read(path)).reason(offset)
         if reason is not None:
             how = reason if reason is Reason.FOLLOWED else f"as {reason}"
             text = f"removed in generation {generation} {how}"
-            return Answer(Fate.REMOVED, text, reason, generation)
+            return OffsetFate(Fate.REMOVED, text, reason, generation)
     if manifest is None:
-        return Answer(Fate.LOST, "lost: no compaction ran here, and there is no record", None)
+        return OffsetFate(Fate.LOST, "lost: no compaction ran here, and there is no record", None)
     if manifest.survives(offset):
         text = f"lost: manifest {manifest.generation} says it survives, and it is not in the log"
-        return Answer(Fate.LOST, text, None, manifest.generation)
+        return OffsetFate(Fate.LOST, text, None, manifest.generation)
     if offset >= manifest.end_offset:
-        return Answer(
+        return OffsetFate(
             Fate.LOST, f"lost: compaction has not come past {manifest.end_offset}", None,
             manifest.generation,
         )  # fmt: skip
     oldest = history[0][0] if history else manifest.generation
     text = f"removed before generation {oldest}, which is as far back as the journal goes"
-    return Answer(Fate.BEFORE_HISTORY, text, None, oldest)
+    return OffsetFate(Fate.BEFORE_HISTORY, text, None, oldest)

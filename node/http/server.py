@@ -262,7 +262,7 @@ class HttpConnection(asyncio.Protocol):
         self._read_bytes += len(data)
         more = self._read_bytes - UNDRAWN_BYTES - self._held_bytes
         if more > 0:
-            if not self._account.take(more):
+            if not self._account.acquire(more):
                 self._refuse(503, BUSY)
                 return
             self._held_bytes += more
@@ -293,7 +293,7 @@ class HttpConnection(asyncio.Protocol):
     def _give_back(self) -> None:
         held, self._held_bytes, self._read_bytes = self._held_bytes, 0, 0
         if held:
-            self._account.give(held)
+            self._account.release(held)
 
     def pause_writing(self) -> None:
         """The peer does not read the answer."""

@@ -50,7 +50,7 @@ LONGEST_SOFTWARE_NAME: Final = 32_768
 
 NO_LEVELS: Final[Mapping[str, int]] = {}
 
-Answer = Mapping[str, Any] | bytes | Deferred[Any] | Awaitable[Any] | Steps[Any]
+HandlerResult = Mapping[str, Any] | bytes | Deferred[Any] | Awaitable[Any] | Steps[Any]
 """A response as values, one that is encoded already, or what comes to that: later, or by the steps
 of a request of many entries (``kept.node.runtime.time_slices``)."""
 

@@ -18,7 +18,7 @@ from kept.node.kafka import request_authorizer
 from kept.steps import Steps
 
 if TYPE_CHECKING:
-    from kept.node.kafka.api import Answer, RequestContext
+    from kept.node.kafka.api import HandlerResult, RequestContext
     from kept.node.security.audit import AuditLog
 
 _Names = Callable[[Any, Values], Iterable[str]]
@@ -127,7 +127,9 @@ _CHANGES: Final[Mapping[int, _Names]] = {
 }
 
 
-def recorded(audit: AuditLog, context: RequestContext, request: Any, answer: Answer) -> Answer:
+def recorded(
+    audit: AuditLog, context: RequestContext, request: Any, answer: HandlerResult
+) -> HandlerResult:
     """``answer``, which the audit log learns of, if the request is one that changes something."""
     names = _CHANGES.get(context.api_key)
     if names is None or context.session.is_node or getattr(request, "validate_only", False):

@@ -150,7 +150,9 @@ class ProduceServer(RequestServer, Protocol):
 class MessageServer(Protocol):
     """Who serves all other APIs."""
 
-    def handle(self, context: api.RequestContext, body: memoryview, request: Any) -> api.Answer:
+    def handle(
+        self, context: api.RequestContext, body: memoryview, request: Any
+    ) -> api.HandlerResult:
         """Serve a decoded request, whose encoded form is ``body``."""
 
 
@@ -331,7 +333,7 @@ class Connection(asyncio.BufferedProtocol):
         self.transport = None
         self._replies.clear()
         if self._behind_bytes:
-            self.account.give(self._behind_bytes)
+            self.account.release(self._behind_bytes)
             self._behind_bytes = 0
         self._owed = 0
         self.run = None
@@ -736,7 +738,7 @@ class Connection(asyncio.BufferedProtocol):
         elif held_bytes and not is_sliced:
             waiting = self.waiting_account
             waiting.force(held_bytes)
-            future.add_done_callback(lambda _: waiting.give(held_bytes))
+            future.add_done_callback(lambda _: waiting.release(held_bytes))
         self._when_done(request, future, lambda values: self._answer(request, values, place))
         if not is_sliced:
             memory.give_back()  # it may wait for long, and counts among those that do
@@ -881,7 +883,7 @@ class Connection(asyncio.BufferedProtocol):
         """Draw on the budget for a buffer of ``size`` bytes."""
         more = size - BASE_BUFFER_BYTES - self._reserved_bytes
         if more > 0:
-            if not self.account.take(more, self if self._reserved_bytes else None):
+            if not self.account.acquire(more, self if self._reserved_bytes else None):
                 return False
             self._reserved_bytes += more
         return True
@@ -889,7 +891,7 @@ class Connection(asyncio.BufferedProtocol):
     def _release_reserved(self) -> None:
         reserved, self._reserved_bytes = self._reserved_bytes, 0
         if reserved:
-            self.account.give(reserved, self)
+            self.account.release(reserved, self)
 
     def _drop_buffer(self) -> None:
         """The connection is gone, and its buffer with it: the object itself may stay until garbage
@@ -1069,7 +1071,7 @@ class Connection(asyncio.BufferedProtocol):
         sender.push()
         if were_behind and self._behind_bytes:
             self._behind_bytes -= were_behind
-            self.account.give(were_behind)
+            self.account.release(were_behind)
 
     def _sent(self) -> None:
         """The peer took bytes that had to wait."""

@@ -23,9 +23,9 @@ from kept.storage.errors import InvariantViolation
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
     from kept.cluster.security.acls import AclResourceType
-    from kept.node.kafka.api import Answer, Api, RequestContext
+    from kept.node.kafka.api import Api, HandlerResult, RequestContext
 
-Handler = Callable[["RequestContext", Any], "Answer"]
+Handler = Callable[["RequestContext", Any], "HandlerResult"]
 Finish = Callable[[Values], Steps[Values]]
 
 
@@ -37,7 +37,7 @@ def not_allowed(resource_type: AclResourceType) -> Values:
 
 def serve(
     served: Api, context: RequestContext, request: Any, handler: Handler, image: Image
-) -> Answer:
+) -> HandlerResult:
     """The answer of ``handler`` to what its session may ask of ``request``, with refusals of the
     rest in between, in the request's order.
 
@@ -50,7 +50,7 @@ def serve(
 
 def _authorized(
     served: Api, context: RequestContext, request: Any, handler: Handler, image: Image
-) -> Steps[Answer]:
+) -> Steps[HandlerResult]:
     by_item: Each | None = None
     for access in served.access:
         if isinstance(access, Each):
@@ -82,7 +82,7 @@ def _item_by_item(  # noqa: PLR0917
     handler: Handler,
     access: Each,
     image: Image,
-) -> Steps[Answer]:
+) -> Steps[HandlerResult]:
     part, session = PARTS[served.key][0], context.session
     items = getattr(request, part.asked)
     if access.cluster is not None and session.may(access.cluster, *CLUSTER, audited=False):
@@ -158,7 +158,7 @@ def _asked(served: Api, context: RequestContext) -> Finish:
     return check
 
 
-def then(answer: Answer, finish: Finish) -> Steps[Answer]:
+def then(answer: HandlerResult, finish: Finish) -> Steps[HandlerResult]:
     """The answer, whenever it comes, after ``finish`` has had it."""
     while isinstance(answer, Generator):
         answer = yield from answer
@@ -169,5 +169,5 @@ def then(answer: Answer, finish: Finish) -> Steps[Answer]:
     return answer if answer is None else _later(answer, finish)
 
 
-async def _later(answer: Any, finish: Finish) -> Steps[Answer]:
+async def _later(answer: Any, finish: Finish) -> Steps[HandlerResult]:
     return then(await answer, finish)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kept.node.security.logins import Logins
     from kept.node.security.session import Authorizer
 
-Handler = Callable[[api.RequestContext, Any], api.Answer]
+Handler = Callable[[api.RequestContext, Any], api.HandlerResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,15 @@ class RequestHandlers:
             handler = self._handlers[key] = getattr(made, served.name)
         return handler
 
-    def handle(self, context: api.RequestContext, body: memoryview, request: Any) -> api.Answer:
+    def handle(
+        self, context: api.RequestContext, body: memoryview, request: Any
+    ) -> api.HandlerResult:
         """Serve a client's request, here or at the active controller. ``body`` is the request's."""
         if context.api_key in api.FORWARDED and not self._collaborators.config.current.alone:
             return self._forwarding.respond(context, bytes(body), request)
         return self._serve(context, request)
 
-    def _serve(self, context: api.RequestContext, request: Any) -> api.Answer:
+    def _serve(self, context: api.RequestContext, request: Any) -> api.HandlerResult:
         served = api.served()[context.api_key]
         image = self._collaborators.metadata.image
         answer = request_authorizer.serve(served, context, request, self._handler(served), image)

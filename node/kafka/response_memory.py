@@ -48,7 +48,7 @@ class ResponseMemory:
         more = self._known_bytes + item + encoded - self._drawn_bytes
         if more > 0:
             more = max(more, DRAW_BYTES)
-            if not budget.take(more, self if self._drawn_bytes else None):
+            if not budget.acquire(more, self if self._drawn_bytes else None):
                 budget.wait(resume)
                 return False
             self._drawn_bytes += more
@@ -65,4 +65,4 @@ class ResponseMemory:
         drawn, self._drawn_bytes = self._drawn_bytes, 0
         self._output = None
         if self._budget is not None and drawn:
-            self._budget.give(drawn, self)
+            self._budget.release(drawn, self)

@@ -197,7 +197,7 @@ class _Writer(ABC):
         if change > 0:
             self._budget.force(change)
         elif change:
-            self._budget.give(-change)
+            self._budget.release(-change)
 
 
 class ResponseWriter(_Writer):

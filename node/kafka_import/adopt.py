@@ -22,7 +22,7 @@ from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import Identity, WriteAheadLog, write_hard_state, write_identity
 from kept.node.kafka_import import adopted_metadata, directories
 from kept.node.kafka_import.adopted_metadata import Begun
-from kept.node.kafka_import.directories import Found, Owner
+from kept.node.kafka_import.directories import KafkaDirectory, Owner
 from kept.node.metadata import directory_ids
 from kept.node.runtime.logging import log
 from kept.storage import layout
@@ -129,7 +129,7 @@ def voters(config: NodeConfig, cluster_id: str) -> tuple[Voter, ...]:
 
 
 def _read(
-    config: NodeConfig, disk: Disk, imports: Sequence[Found], kafka_metadata: str | None
+    config: NodeConfig, disk: Disk, imports: Sequence[KafkaDirectory], kafka_metadata: str | None
 ) -> Begun:
     clusters = {directory.cluster_id for directory in imports}
     if len(clusters) > 1:
@@ -150,7 +150,11 @@ def _read(
 
 
 def _check(
-    config: NodeConfig, disk: Disk, imports: Sequence[Found], begun: Begun, ignore_security: bool
+    config: NodeConfig,
+    disk: Disk,
+    imports: Sequence[KafkaDirectory],
+    begun: Begun,
+    ignore_security: bool,
 ) -> None:
     translation = begun.translation
     reasons = list(translation.problems())
@@ -192,7 +196,7 @@ def _not_asked(config: NodeConfig, begun: Begun) -> Iterator[str]:
         )
 
 
-def _missing(config: NodeConfig, imports: Sequence[Found], begun: Begun) -> list[str]:
+def _missing(config: NodeConfig, imports: Sequence[KafkaDirectory], begun: Begun) -> list[str]:
     """Logs that this node must have, and others that a lone one would need."""
     present: dict[TopicPartition, UUID | None] = {}
     for directory in imports:
@@ -216,7 +220,7 @@ def _missing(config: NodeConfig, imports: Sequence[Found], begun: Begun) -> list
     return reasons
 
 
-def _write(config: NodeConfig, disk: Disk, imports: Sequence[Found], begun: Begun) -> None:
+def _write(config: NodeConfig, disk: Disk, imports: Sequence[KafkaDirectory], begun: Begun) -> None:
     metadata = config.metadata_log_dir
     cluster_id = imports[0].cluster_id
     disk.ensure_data_directory(metadata)

@@ -49,7 +49,7 @@ class Owner(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class KafkaDirectory:
     """A log directory of Apache Kafka: its ids, and the partitions' logs in it."""
 
     path: str
@@ -76,7 +76,7 @@ def mark(disk: Disk, path: str, cluster_id: str) -> None:
     )
 
 
-def read(disk: Disk, path: str, node_id: int) -> Found:
+def read(disk: Disk, path: str, node_id: int) -> KafkaDirectory:
     """What Kafka says of its directory. Raises DirectoryRefused."""
     name = f"{path}/{layout.META_PROPERTIES}"
     properties = checkpoints.read_properties(disk, name) or {}
@@ -112,7 +112,7 @@ def read(disk: Disk, path: str, node_id: int) -> Found:
             f"{path} was not stopped cleanly ({layout.CLEAN_SHUTDOWN} is missing): start Apache "
             "Kafka once more, and stop it with TERM"
         )
-    return Found(path, properties.get("cluster.id", ""), directory_id, epoch, logs)
+    return KafkaDirectory(path, properties.get("cluster.id", ""), directory_id, epoch, logs)
 
 
 def links(disk: Disk, path: str) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _logs(disk: Disk, path: str) -> Iterator[tuple[TopicPartition, UUID | None]]
             yield parsed.topic_partition, checkpoints.read_partition_metadata(disk, metadata)
 
 
-def problems(disk: Disk, imports: Sequence[Found]) -> Iterator[str]:
+def problems(disk: Disk, imports: Sequence[KafkaDirectory]) -> Iterator[str]:
     """What in the logs could not be served."""
     for directory in imports:
         for tp in directory.logs:

@@ -74,7 +74,7 @@ class MemoryBudget:
         for account in self._accounts.values():
             account.limit_bytes = account_limit_bytes
 
-    def take(self, size_bytes: int, holder: object | None = None) -> bool:
+    def acquire(self, size_bytes: int, holder: object | None = None) -> bool:
         """Draw; False when that would pass the limit and something is out already.
 
         ``holder`` names who draws, if it holds something that it gives back only once it has this,
@@ -105,21 +105,21 @@ class MemoryBudget:
         if self.parent is not None:
             self.parent.force(size_bytes)
 
-    def give(self, size_bytes: int, holder: object | None = None) -> None:
+    def release(self, size_bytes: int, holder: object | None = None) -> None:
         """Return bytes, and let those who wait try again. A ``holder`` returns all that it held."""
         self.used_bytes -= size_bytes
         passed = holder is not None and self._passing is holder
         if passed:
             self._passing = None
         if self.parent is not None:
-            self.parent.give(size_bytes, holder)
+            self.parent.release(size_bytes, holder)
         if self._waiters and (passed or self.used_bytes < self.limit_bytes):
             waiters, self._waiters = self._waiters, {}
             for waiter in waiters:
                 waiter()
 
     def wait(self, callback: Callable[[], None]) -> None:
-        """After a refusal: call back once, when bytes have come back; the caller takes again."""
+        """After a refusal: call back once, when bytes have come back; the caller tries again."""
         (self._refused_by or self)._waiters[callback] = None
 
     def forget(self, callback: Callable[[], None]) -> None:
@@ -175,10 +175,10 @@ class BudgetShare:
         if len(self._queue) == 1:
             self._serve()
 
-    def give(self, size_bytes: int) -> None:
+    def release(self, size_bytes: int) -> None:
         """Return bytes; those whose turn it is get theirs."""
         self.used_bytes -= size_bytes
-        self._budget.give(size_bytes)
+        self._budget.release(size_bytes)
         self._serve()
 
     def _serve(self) -> None:

@@ -413,7 +413,7 @@ class CompactionView:
             "log_end_offset": log.log_end_offset,
         }
 
-        def find() -> removal_log.Answer:
+        def find() -> removal_log.OffsetFate:
             return removal_log.why(
                 offset,
                 directory=log.directory,

@@ -103,7 +103,7 @@ def _parse(reader: RequestReader, version: int) -> FetchRequest:
             name = _topic(reader, version)
             forgotten.append((name, [reader.int32() for _ in range(reader.count())]))
             reader.skip_tags()
-    rack_id = reader.take(max(reader.length(wide=False), 0)) if version >= 11 else b""
+    rack_id = reader.read(max(reader.length(wide=False), 0)) if version >= 11 else b""
     broker_epoch = -1
     if reader.flexible:
         sections, reader.position = tags(reader.data, reader.position)
@@ -127,7 +127,7 @@ def _parse(reader: RequestReader, version: int) -> FetchRequest:
 
 
 def _topic(reader: RequestReader, version: int) -> bytes:
-    return reader.take(16 if version >= TOPIC_IDS else max(reader.length(wide=False), 0))
+    return reader.read(16 if version >= TOPIC_IDS else max(reader.length(wide=False), 0))
 
 
 def _partition(reader: RequestReader, version: int) -> FetchPartition:

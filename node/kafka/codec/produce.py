@@ -105,11 +105,11 @@ def _parse(reader: RequestReader, version: int) -> ProduceRequest:
     size = reader.length(wide=False)
     if size < -1:
         raise CorruptMessage("a string of negative length")
-    transactional_id = None if size < 0 else reader.take(size)
+    transactional_id = None if size < 0 else reader.read(size)
     acks, timeout_ms = reader.int16(), reader.int32()
     topics = []
     for _ in range(_counted(reader)):
-        name = reader.take(16 if version >= TOPIC_IDS else reader.length(wide=False))
+        name = reader.read(16 if version >= TOPIC_IDS else reader.length(wide=False))
         partitions = []
         for _ in range(_counted(reader)):
             index, size = reader.int32(), reader.length(wide=True)

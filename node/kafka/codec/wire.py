@@ -40,9 +40,9 @@ class RequestReader:
 
     def int64(self) -> int:
         """A signed integer of 8 bytes."""
-        return int.from_bytes(self.take(8), "big", signed=True)
+        return int.from_bytes(self.read(8), "big", signed=True)
 
-    def take(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes:
         """The next ``size`` bytes."""
         start = self.position
         self.skip(size)

@@ -171,7 +171,7 @@ async def test_behind_what_waits_nobody_is_served_while_waiting_memory_is_used_u
     listener.between_nodes = True
     assert connection._room() > 0, "replicas fetch whatever waits for them"
     listener.between_nodes = False
-    waiting.give(waiting.limit_bytes)
+    waiting.release(waiting.limit_bytes)
     await until(lambda: len(connection._replies) == 2)
     writer.close()
     await until(lambda: not listener.connections)
@@ -201,7 +201,7 @@ async def test_a_large_request_waits_until_waiting_memory_comes_back(lone):
     await until(lambda: len(listener.connections) == 1)
     assert len(waiting._waiters) == 1, "who is gone is not remembered"
     gone.close()
-    waiting.give(waiting.limit_bytes)
+    waiting.release(waiting.limit_bytes)
     assert len(await asyncio.wait_for(reader.readexactly(4), 60)) == 4
     writer.close()
 

@@ -7,26 +7,26 @@ from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
 
 def test_the_first_always_may_and_others_wait():
     budget = MemoryBudget(100)
-    assert budget.take(500)
-    assert not budget.take(1)
+    assert budget.acquire(500)
+    assert not budget.acquire(1)
     woken = []
-    budget.wait(lambda: woken.append(budget.take(60)))
-    budget.wait(lambda: woken.append(budget.take(60)))
-    budget.give(450)
+    budget.wait(lambda: woken.append(budget.acquire(60)))
+    budget.wait(lambda: woken.append(budget.acquire(60)))
+    budget.release(450)
     assert woken == [False, False]
-    budget.give(50)
+    budget.release(50)
     assert budget.used_bytes == 0
 
 
 def test_those_who_wait_are_called_once_in_order():
     budget = MemoryBudget(100)
-    budget.take(100)
+    budget.acquire(100)
     order = []
     for name in "abc":
-        budget.wait(lambda name=name: order.append((name, budget.take(40))))
-    budget.give(100)
+        budget.wait(lambda name=name: order.append((name, budget.acquire(40))))
+    budget.release(100)
     assert order == [("a", True), ("b", True), ("c", False)]
-    budget.give(80)
+    budget.release(80)
     assert len(order) == 3
     assert not budget.exhausted
 
@@ -35,9 +35,9 @@ def test_responses_are_counted_even_beyond_the_limit():
     budget = MemoryBudget(10)
     budget.force(25)
     assert budget.exhausted
-    assert not budget.take(1)
-    budget.give(25)
-    assert budget.take(1)
+    assert not budget.acquire(1)
+    budget.release(25)
+    assert budget.acquire(1)
 
 
 def test_at_the_limit_nothing_is_left():
@@ -45,10 +45,10 @@ def test_at_the_limit_nothing_is_left():
     budget.force(150)
     woken = []
     budget.wait(lambda: woken.append("waits"))
-    budget.give(50)
+    budget.release(50)
     assert budget.exhausted and woken == []
     assert not budget.available(lambda: woken.append("asked"))
-    budget.give(1)
+    budget.release(1)
     assert budget.available(lambda: woken.append("never"))
     assert woken == ["waits", "asked"]
 
@@ -56,31 +56,31 @@ def test_at_the_limit_nothing_is_left():
 def test_one_of_those_who_hold_something_may_pass_the_limit():
     """Else two requests that are half read would wait for each other for ever."""
     budget = MemoryBudget(100)
-    assert budget.take(50, "a") and budget.take(50, "b")
-    assert not budget.take(30), "who holds nothing can wait"
-    assert budget.take(30, "a"), "who holds something can not"
-    assert not budget.take(30, "b"), "one at a time"
+    assert budget.acquire(50, "a") and budget.acquire(50, "b")
+    assert not budget.acquire(30), "who holds nothing can wait"
+    assert budget.acquire(30, "a"), "who holds something can not"
+    assert not budget.acquire(30, "b"), "one at a time"
     woken = []
-    budget.wait(lambda: woken.append(budget.take(60, "b")))
-    assert budget.take(30, "a") and budget.used_bytes == 160
-    budget.give(110, "a")
+    budget.wait(lambda: woken.append(budget.acquire(60, "b")))
+    assert budget.acquire(30, "a") and budget.used_bytes == 160
+    budget.release(110, "a")
     assert woken == [True] and budget.used_bytes == 110
-    assert not budget.take(1, "c")
-    budget.give(110, "b")
-    assert budget.used_bytes == 0 and budget.take(100)
+    assert not budget.acquire(1, "c")
+    budget.release(110, "b")
+    assert budget.used_bytes == 0 and budget.acquire(100)
 
 
 def test_the_next_may_pass_though_the_limit_is_still_passed():
     budget = MemoryBudget(100)
     for name in "abc":
-        budget.take(30, name)
-    assert budget.take(80, "a")
+        budget.acquire(30, name)
+    assert budget.acquire(80, "a")
     woken = []
     for name in "bc":
-        assert not budget.take(80, name)
-        budget.wait(lambda name=name: woken.append((name, budget.take(80, name))))
+        assert not budget.acquire(80, name)
+        budget.wait(lambda name=name: woken.append((name, budget.acquire(80, name))))
     budget.force(200)  # responses
-    budget.give(110, "a")
+    budget.release(110, "a")
     assert woken == [("b", True), ("c", False)]
 
 
@@ -88,35 +88,35 @@ def test_an_address_may_hold_its_part_and_no_more():
     budget = MemoryBudget(100, 40)
     mine, yours = budget.account("192.0.2.1"), budget.account("192.0.2.2")
     assert budget.account("192.0.2.1") is mine
-    assert mine.take(40) and not mine.take(1)
+    assert mine.acquire(40) and not mine.acquire(1)
     woken = []
     mine.wait(lambda: woken.append("mine"))
-    assert yours.take(40) and budget.used_bytes == 80
-    assert not yours.take(30)
+    assert yours.acquire(40) and budget.used_bytes == 80
+    assert not yours.acquire(30)
     yours.wait(lambda: woken.append("yours"))
-    yours.give(40)
+    yours.release(40)
     assert woken == ["yours"], "what others give back helps no address beyond its part"
-    mine.give(40)
+    mine.release(40)
     assert woken == ["yours", "mine"] and budget.used_bytes == 0
 
 
 def test_an_account_waits_for_whichever_refused():
     budget = MemoryBudget(100, 60)
     mine, yours = budget.account("a"), budget.account("b")
-    yours.take(60)
-    mine.take(10)
-    assert not mine.take(40), "the whole is too full"
+    yours.acquire(60)
+    mine.acquire(10)
+    assert not mine.acquire(40), "the whole is too full"
     woken = []
-    mine.wait(lambda: woken.append(mine.take(40)))
-    yours.give(60)
+    mine.wait(lambda: woken.append(mine.acquire(40)))
+    yours.release(60)
     assert woken == [True]
 
 
 def test_an_account_nobody_uses_is_forgotten():
     budget = MemoryBudget(100, 40)
     account = budget.account("a")
-    account.take(5)
-    account.give(5)
+    account.acquire(5)
+    account.release(5)
     del account
     assert not budget._accounts
 
@@ -127,9 +127,9 @@ def test_a_share_is_drawn_in_turn():
     for name, size in (("a", 60), ("b", 60), ("c", 10)):
         share.draw(size, lambda name=name: order.append(name))
     assert order == ["a"], "c would fit, and b came first"
-    share.give(60)
+    share.release(60)
     assert order == ["a", "b", "c"]
-    share.give(70)
+    share.release(70)
     assert share.used_bytes == 0
 
 
@@ -141,9 +141,9 @@ def test_a_share_never_waits_for_the_rest_of_the_budget():
     share.draw(500, lambda: order.append("a"))
     share.draw(5, lambda: order.append("b"))
     assert order == ["a"] and budget.used_bytes == 600
-    share.give(500)
+    share.release(500)
     assert order == ["a", "b"]
-    share.give(5)
+    share.release(5)
     assert (share.used_bytes, budget.used_bytes) == (0, 100)
 
 
@@ -156,11 +156,11 @@ def test_who_finds_nothing_left_is_called_once_when_something_is():
     assert not account.available(back) and not account.available(back), "the whole is used up"
     assert not account.available(gone)
     account.forget(gone)
-    budget.give(1)
-    budget.give(1)
+    budget.release(1)
+    budget.release(1)
     assert woken == ["back"]
     account.force(60)
-    budget.give(98)
+    budget.release(98)
     assert not account.available(back), "the account is"
-    account.give(1)
+    account.release(1)
     assert woken == ["back", "back"]

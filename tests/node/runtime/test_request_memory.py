@@ -127,7 +127,7 @@ async def test_nothing_is_kept_between_requests_while_memory_is_short(lone):
         client.writer.write(frame(plain(900_000)))
         assert (await client.produced()).error_code == 0
         assert lone.node.parts.budget.used_bytes == held, "at once, not when it is idle"
-        lone.node.parts.budget.give(held)
+        lone.node.parts.budget.release(held)
 
 
 def test_frames_that_are_half_read_do_not_wait_for_each_other(lone_node):
@@ -185,7 +185,7 @@ async def test_http_bodies_draw_on_the_budget(lone):
         second.writer.write(head + bytes(500_000))
         async with asyncio.timeout(PATIENCE_S):
             assert (await second.reader.readline()).startswith(b"HTTP/1.1 503")
-        lone.node.parts.budget.give(lone.node.parts.budget.limit_bytes)
+        lone.node.parts.budget.release(lone.node.parts.budget.limit_bytes)
     await until(lambda: not lone.node.parts.budget.used_bytes)
 
 
@@ -197,7 +197,7 @@ async def test_probes_and_metrics_are_answered_whatever_clients_hold(lone):
             client.writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
             async with asyncio.timeout(PATIENCE_S):
                 assert (await client.reader.readline()).startswith(b"HTTP/1.1 200"), path
-    lone.node.parts.budget.give(lone.node.parts.budget.limit_bytes)
+    lone.node.parts.budget.release(lone.node.parts.budget.limit_bytes)
 
 
 async def test_the_buffer_of_a_closed_connection_goes_at_once(lone):
@@ -284,7 +284,7 @@ async def test_batches_wait_for_room_to_inflate_and_others_go_on(lone):
         other.writer.write(frame(plain(10)))
         assert (await other.produced()).base_offset == 0
         assert not client.answers()
-        inflating.give(inflating.limit_bytes)
+        inflating.release(inflating.limit_bytes)
         assert (await client.produced()).base_offset == 1
     assert inflating.used_bytes == 0
 
@@ -296,7 +296,7 @@ async def test_inflating_does_not_wait_for_the_frames_that_wait_for_it(lone):
         budget.force(budget.limit_bytes)
         client.writer.write(frame(bomb(Codec.ZSTD)))
         assert (await client.produced()).error_code == 0
-        budget.give(budget.limit_bytes)
+        budget.release(budget.limit_bytes)
 
 
 def test_a_bomb_is_refused_and_the_rest_of_its_request_is_not(lone_node):
@@ -372,7 +372,7 @@ async def test_a_connection_that_goes_while_its_batch_waits_holds_its_bytes_unti
         mine.abort()
     await until(lambda: mine.transport is None)
     assert lone.node.parts.budget.used_bytes > inflating.limit_bytes + 400_000
-    inflating.give(inflating.limit_bytes)
+    inflating.release(inflating.limit_bytes)
     await until(lambda: not lone.node.parts.budget.used_bytes)
 
 
@@ -541,6 +541,6 @@ async def test_a_reader_that_is_given_up_gives_back(lone):
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    inflating.give(inflating.limit_bytes)
+    inflating.release(inflating.limit_bytes)
     await until(lambda: not inflating.used_bytes)
     gateway.close()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image, TopicImage
     from kept.cluster.metadata.records import PartitionRecord
     from kept.node.config.live_config import LiveConfig
-    from kept.node.kafka.api import Answer, RequestContext
+    from kept.node.kafka.api import HandlerResult, RequestContext
     from kept.node.kafka.topic_creation import TopicCreation
     from kept.node.metadata.address_book import AddressBook
     from kept.node.metadata.failure_detector import FailureDetector
@@ -57,7 +57,7 @@ class MetadataHandler:
         self._table = table
         self._topics = topics
 
-    def metadata(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+    def metadata(self, ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
         """The cluster as this node knows it, and the topics in it that may be described."""
         image = self._metadata.image
         named: dict[str, uuid.UUID] = {}

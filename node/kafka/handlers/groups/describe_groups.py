@@ -13,7 +13,7 @@ from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.group import DEAD_STATE
-from kept.node.kafka.handlers.groups.group_requests import Answer
+from kept.node.kafka.handlers.groups.group_requests import HandlerResult
 from kept.node.runtime.error_codes import shortened
 from kept.storage.errors import KeptError
 
@@ -36,7 +36,7 @@ class DescribeGroupsHandler:
 
     groups: GroupCoordinator
 
-    def describe_groups(self, ctx: RequestContext, request: Any) -> Answer:
+    def describe_groups(self, ctx: RequestContext, request: Any) -> HandlerResult:
         """Groups with their members."""
         with_operations = getattr(request, "include_authorized_operations", False)
 
@@ -71,7 +71,7 @@ class DescribeGroupsHandler:
             answer["authorized_operations"] = operations
         return answer
 
-    def list_groups(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+    def list_groups(self, ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
         """All groups of this node, or those in some states and of some types; of those who may not
         describe the cluster those that they may describe.
         """
@@ -94,7 +94,7 @@ class DescribeGroupsHandler:
                 shown.append(g)
         return {"error_code": ev.NO_ERROR, "groups": LazyArray(shown, _listed)}
 
-    def delete_groups(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
+    def delete_groups(self, _ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
         """Delete groups that have no members, with their offsets."""
         by_shard: dict[Shard[GroupCore], list[str]] = {}
         refused: list[tuple[str, ErrorCode]] = []

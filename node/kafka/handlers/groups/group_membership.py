@@ -18,7 +18,7 @@ from kio.schema.errors import ErrorCode
 from kept.client.protocol.messages import Values, milliseconds
 from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.coordinator.groups import events as ev
-from kept.node.kafka.handlers.groups.group_requests import Answer, submit
+from kept.node.kafka.handlers.groups.group_requests import HandlerResult, submit
 from kept.node.runtime.error_codes import shortened
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import Pace
@@ -136,7 +136,7 @@ class GroupMembershipHandler:
         host, port = endpoint
         return ev.NO_ERROR, "", {"node_id": leader, "host": host, "port": port}
 
-    def join_group(self, ctx: RequestContext, request: Any) -> Answer:
+    def join_group(self, ctx: RequestContext, request: Any) -> HandlerResult:
         """Become, or stay, a member; answered when the generation begins."""
         version = ctx.api_version
         config = self.config.current
@@ -172,7 +172,7 @@ class GroupMembershipHandler:
             self.groups.shards, ctx, request.group_id, event, answer, refuse, given_up=given_up
         )
 
-    def sync_group(self, ctx: RequestContext, request: Any) -> Answer:
+    def sync_group(self, ctx: RequestContext, request: Any) -> HandlerResult:
         """Assign partitions (the leader), or wait for one's part; it is in the log then."""
         protocol_type = getattr(request, "protocol_type", None)
         protocol = getattr(request, "protocol_name", None)
@@ -192,7 +192,7 @@ class GroupMembershipHandler:
 
         return submit(self.groups.shards, ctx, request.group_id, event, _synced, refuse)
 
-    def heartbeat(self, ctx: RequestContext, request: Any) -> Answer:
+    def heartbeat(self, ctx: RequestContext, request: Any) -> HandlerResult:
         """Stay a member; the error says when to rejoin."""
 
         def event(number: int) -> ev.Heartbeat:
@@ -215,7 +215,7 @@ class GroupMembershipHandler:
             refuse,
         )
 
-    def leave_group(self, ctx: RequestContext, request: Any) -> Answer:
+    def leave_group(self, ctx: RequestContext, request: Any) -> HandlerResult:
         """Leave, alone (up to v2) or several at once, also by instance id."""
         batched = ctx.api_version >= 3
         if batched:

@@ -21,7 +21,7 @@ from kept.node.coordinator.common.leadership_check import still_leads
 from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.records import NO_TOPIC_ID
-from kept.node.kafka.handlers.groups.group_requests import Answer, submit
+from kept.node.kafka.handlers.groups.group_requests import HandlerResult, submit
 from kept.node.kafka.handlers.transactions.transactional_commits import CommitVerification, known_to
 from kept.node.runtime.time_slices import Pace
 from kept.storage.errors import KeptError, RetriableError
@@ -111,7 +111,7 @@ class GroupOffsetsHandler:
         image = self.metadata.image.topics.get(topic.name)
         return topic.name, (image.topic_id if image else NO_TOPIC_ID), image
 
-    def offset_commit(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+    def offset_commit(self, ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
         """Commit offsets; what does not exist is refused, the rest goes to the group, in parts
         where there is much of it.
         """
@@ -122,7 +122,7 @@ class GroupOffsetsHandler:
             yield
         return self._merged(answers, lambda done: _committed([*done, refused]))
 
-    def txn_offset_commit(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+    def txn_offset_commit(self, ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
         """Commit offsets in a transaction; the first ones when its coordinator said that it is
         open.
         """
@@ -225,7 +225,7 @@ class GroupOffsetsHandler:
             self.groups.shards, ctx, request.group_id, event, answer, refuse, needs_name=False
         )
 
-    def offset_fetch(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+    def offset_fetch(self, ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
         """Committed offsets of one group (up to v7) or several."""
         stable = getattr(request, "require_stable", False)
         batched = ctx.api_version >= BATCHED_FROM
@@ -243,7 +243,9 @@ class GroupOffsetsHandler:
             yield
         return self._merged(answers, lambda done: {"groups": done} if batched else done[0])
 
-    def _merged(self, answers: list[Any], merge: Callable[[list[Any]], dict[str, Any]]) -> Answer:
+    def _merged(
+        self, answers: list[Any], merge: Callable[[list[Any]], dict[str, Any]]
+    ) -> HandlerResult:
         """What ``merge`` makes of all answers: now, or when they are there."""
         if all(isinstance(answer, dict) for answer in answers):
             return merge(answers)
@@ -253,7 +255,7 @@ class GroupOffsetsHandler:
 
         return asyncio.ensure_future(gathered(), loop=self.runtime.loop)
 
-    def _fetch_group(self, ctx: RequestContext, group: Any, stable: bool) -> Steps[Answer]:
+    def _fetch_group(self, ctx: RequestContext, group: Any, stable: bool) -> Steps[HandlerResult]:
         """One group's offsets, in parts where many are asked for. Topics that may not be described
         are left out of all topics, and refused where they are named. Also by name only offsets of
         the topic that has it now are shown: those of one before it may still be being deleted.
@@ -313,7 +315,7 @@ class GroupOffsetsHandler:
 
     def _fetch_part(
         self, ctx: RequestContext, group: Any, asked: tuple[ev.OffsetFetchTopic, ...], stable: bool
-    ) -> Answer:
+    ) -> HandlerResult:
         def answer(result: ev.FetchResult) -> dict[str, Any]:
             return self._fetched(ctx, group, result)
 
@@ -323,7 +325,7 @@ class GroupOffsetsHandler:
         def event(number: int) -> ev.FetchOffsets:
             return ev.FetchOffsets(number, group.group_id, asked, stable)
 
-        def asked_now() -> Answer:
+        def asked_now() -> HandlerResult:
             return submit(
                 self.groups.shards, ctx, group.group_id, event, answer, refuse, needs_name=False
             )
@@ -380,7 +382,7 @@ class GroupOffsetsHandler:
             topics = [_unfetched(topic, NO_TOPIC_ID, error) for topic in group.topics]
         return {"group_id": group.group_id, "topics": topics, "error_code": error}
 
-    def offset_delete(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+    def offset_delete(self, ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
         """Delete offsets of topics that no member of the group reads, in parts where there are
         many.
         """
@@ -406,7 +408,7 @@ class GroupOffsetsHandler:
 
     def _delete(
         self, ctx: RequestContext, group_id: str, valid: tuple[tuple[str, tuple[int, ...]], ...]
-    ) -> Answer:
+    ) -> HandlerResult:
         def event(number: int) -> ev.DeleteOffsets:
             return ev.DeleteOffsets(number, group_id, valid)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kept.node.coordinator.common.shards import Shards
     from kept.node.kafka.api import RequestContext
 
-Answer = dict[str, Any] | asyncio.Future[dict[str, Any]]
+HandlerResult = dict[str, Any] | asyncio.Future[dict[str, Any]]
 GiveUp = Callable[[asyncio.Future[Any]], None]
 
 
@@ -49,7 +49,7 @@ def submit(  # noqa: PLR0917
     *,
     needs_name: bool = True,
     given_up: GiveUp | None = None,
-) -> Answer:
+) -> HandlerResult:
     """Give an event to a group's core and answer with its result.
 
     ``needs_name``: the empty group id is refused. It is legal where Kafka knows it from old times:
@@ -69,7 +69,7 @@ def submit(  # noqa: PLR0917
     return then(result, answer)
 
 
-def then(result: asyncio.Future[Any], convert: Callable[[Any], dict[str, Any]]) -> Answer:
+def then(result: asyncio.Future[Any], convert: Callable[[Any], dict[str, Any]]) -> HandlerResult:
     """What ``convert`` makes of a future's result: now, or when it is there."""
     if result.done():
         return convert(result.result())

@@ -122,7 +122,7 @@ class BatchChecks:
         return outcomes, 0
 
     def _checked(self, drawn_bytes: int, finished: Any) -> None:
-        self._resources.inflating.give(drawn_bytes)
+        self._resources.inflating.release(drawn_bytes)
         done = self._done
         assert done is not None
         error = finished.exception()
@@ -155,7 +155,7 @@ async def inflated(
             await granted
         except asyncio.CancelledError:
             if not granted.cancelled():
-                budget.give(size)
+                budget.release(size)
             raise
         work = runtime.in_thread(partial(_read, read, bound))
         # Who waits may be cancelled; the thread goes on, and has it until it is done.
@@ -187,12 +187,12 @@ def _next_bound(error: InflatesBeyondLimit, bound: int) -> int:
 
 def _grant(budget: BudgetShare, granted: asyncio.Future[None], size: int) -> None:
     if granted.done():  # nobody waits any more
-        budget.give(size)
+        budget.release(size)
     else:
         granted.set_result(None)
 
 
 def _give(budget: BudgetShare, size: int, finished: asyncio.Future[Any]) -> None:
-    budget.give(size)
+    budget.release(size)
     if not finished.cancelled():
         finished.exception()  # whoever waited has it, or is gone

@@ -217,7 +217,7 @@ class DelayedProduce:
     def _release(self) -> None:
         """It is answered: give back what it held, once nothing will call back."""
         if not self._waiters and self._held_bytes:
-            self._connection.waiting_account.give(self._held_bytes)
+            self._connection.waiting_account.release(self._held_bytes)
             self._held_bytes = 0
 
     def _confirmed(self, confirmed: bool) -> None:
@@ -403,7 +403,7 @@ class DelayedProduceRun(ResponseSlot):
     def _release(self) -> None:
         """As :meth:`DelayedProduce._release`."""
         if not self._flushes and self._held_bytes:
-            self._connection.waiting_account.give(self._held_bytes)
+            self._connection.waiting_account.release(self._held_bytes)
             self._held_bytes = 0
 
     def _fail(self, hosted: LocalReplica, error: BaseException, committed: int = 0) -> None:

@@ -18,7 +18,7 @@ from kept.storage.errors import InvalidTopicException, KeptError
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.node.kafka.api import Answer, RequestContext
+    from kept.node.kafka.api import HandlerResult, RequestContext
     from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.runtime import Runtime
@@ -72,7 +72,7 @@ class DeleteRecordsHandler:
     metadata: MetadataLog
     table: ReplicaTable
 
-    def delete_records(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
+    def delete_records(self, _ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
         """DeleteRecords v0-2: raise the log start, up to the high watermark (offset -1)."""
         deletions = []
         for topic in request.topics:

@@ -76,8 +76,8 @@ _UNKNOWN_TOPICS: Final = (UnknownTopicId, UnknownTopicOrPartition)
 
 _LED_ELSEWHERE: Final = (error_codes.NOT_LEADER_OR_FOLLOWER, error_codes.FENCED_LEADER_EPOCH)
 
-Found = list[tuple[CachedPartition, codec.PartitionData]]
-Read = tuple[Found, int, bool]
+ReadPartitions = list[tuple[CachedPartition, codec.PartitionData]]
+Read = tuple[ReadPartitions, int, bool]
 """(data of each partition, bytes of records, whether to answer at once)"""
 Results = list[tuple[bytes, list[codec.PartitionData]]]
 
@@ -173,7 +173,7 @@ class PendingFetch:
         self._blocks = False
         """Later requests of this connection wait, until it has been read once and, if that is
         enough, answered."""
-        self._results: Found = []
+        self._results: ReadPartitions = []
         """What it has read so far."""
         self._moved = False
         """Something that was read moved while others were read."""
@@ -268,7 +268,7 @@ class PendingFetch:
             self._blocks = False
             self._connection.unblock()
 
-    def _on_first_read(self, results: Found, size: int, urgent: bool) -> None:
+    def _on_first_read(self, results: ReadPartitions, size: int, urgent: bool) -> None:
         enough = urgent or size >= self._min_bytes or self._max_wait_ms <= 0
         enough = enough or not self._session.partitions
         # A reading ends with its segment: with more behind it there is nothing to wait for.
@@ -317,7 +317,7 @@ class PendingFetch:
         else:
             self._on_read_again(*work)
 
-    def _on_read_again(self, results: Found, size: int, urgent: bool) -> None:
+    def _on_read_again(self, results: ReadPartitions, size: int, urgent: bool) -> None:
         enough = urgent or size >= self._min_bytes or (size and self._enough())
         if enough or self._has_new_high_watermark(results):
             self._answer(results)
@@ -325,7 +325,7 @@ class PendingFetch:
             self._give_back()
             self._session.watch()
 
-    def _has_new_high_watermark(self, results: Found) -> bool:
+    def _has_new_high_watermark(self, results: ReadPartitions) -> bool:
         """Whether a follower that is to hear of it has not been told a high watermark."""
         return self._session.awaits_commits and any(
             (last := cached.last_response) is not None and last[1] < data.high_watermark
@@ -366,7 +366,7 @@ class PendingFetch:
         else:
             self._answer(work[0])
 
-    def _answer(self, results: Found) -> None:
+    def _answer(self, results: ReadPartitions) -> None:
         """Watch nothing any more, and answer."""
         reply = self._reply
         self.cancel()
@@ -374,7 +374,7 @@ class PendingFetch:
         if self._connection.transport is not None:
             self._respond(results, reply)
 
-    def _respond(self, results: Found, reply: ResponseSlot | None) -> None:
+    def _respond(self, results: ReadPartitions, reply: ResponseSlot | None) -> None:
         """Make the answer and send it, at its place if it has one."""
         connection = self._connection
         work = self._context.runtime.slices.run(self._encode(results), self._draws)
@@ -429,7 +429,7 @@ class PendingFetch:
         left = self._max_bytes
         size = 0
         urgent = False
-        results: Found = []
+        results: ReadPartitions = []
         self._results = results
         self._session.recheck_all()
         # What a disk's failure adds meanwhile is read next time.
@@ -547,7 +547,7 @@ class PendingFetch:
         nothing = () if isinstance(error, _UNKNOWN_TOPICS) else None
         return codec.PartitionData(key[1], code, aborted=nothing)
 
-    def _encode(self, results: Found) -> Steps[list[codec.Segment]]:
+    def _encode(self, results: ReadPartitions) -> Steps[list[codec.Segment]]:
         """The response; what is in it counts as answered. Yields after each few partitions."""
         session, from_replica = self._session, self._replica_id >= 0
         if self._quota is not None:

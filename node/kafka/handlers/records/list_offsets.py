@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kept.client.protocol.messages import Values
-    from kept.node.kafka.api import Answer, RequestContext
+    from kept.node.kafka.api import HandlerResult, RequestContext
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.memory_budget import BudgetShare
     from kept.node.runtime.runtime import Runtime
@@ -106,7 +106,7 @@ class ListOffsetsHandler:
     table: ReplicaTable
     inflating: BudgetShare
 
-    def list_offsets(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+    def list_offsets(self, ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
         """Offsets by timestamp. Special ones: -1 latest, -2 earliest, -3 of the largest timestamp
         (none while that lies below the log start, where Apache Kafka names an offset that nobody
         can read), -4 earliest local, -5 latest tiered; any other, and one that is younger than the
@@ -166,7 +166,7 @@ class ListOffsetsHandler:
             except _LargeBatch as next_one:
                 place = next_one.place
 
-    def offset_for_leader_epoch(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
+    def offset_for_leader_epoch(self, _ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
         """Where a leader epoch ends (KIP-101, KIP-320)."""
 
         def look_up(topic: str, entry: Any, answer: dict[str, Any]) -> None:

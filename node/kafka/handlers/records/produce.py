@@ -297,8 +297,8 @@ class ProduceHandler:
             else:
                 _give_up(connection, error)
 
-        if verification is not None and verification.answer is not None:
-            verification.answer.add_done_callback(answered)
+        if verification is not None and verification.response is not None:
+            verification.response.add_done_callback(answered)
         else:
             append()
 

@@ -14,7 +14,7 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.client.protocol.messages import Values
-    from kept.node.kafka.api import Answer, RequestContext
+    from kept.node.kafka.api import HandlerResult, RequestContext
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.steps import Steps
 
@@ -25,7 +25,7 @@ class DescribeProducersHandler:
 
     table: ReplicaTable
 
-    def describe_producers(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
+    def describe_producers(self, _ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
         """DescribeProducers v0, of idempotent producers, too. What is named twice is answered
         once: else a small request has an answer without bound.
         """

@@ -24,7 +24,7 @@ from kept.storage.errors import KeptError
 if TYPE_CHECKING:
     from kept.node.coordinator.producer_ids import ProducerIds
     from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
-    from kept.node.kafka.api import Answer, RequestContext
+    from kept.node.kafka.api import HandlerResult, RequestContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ProducerIdHandler:
     producer_ids: ProducerIds
     transactions: TransactionCoordinator
 
-    def init_producer_id(self, ctx: RequestContext, request: Any) -> Answer:
+    def init_producer_id(self, ctx: RequestContext, request: Any) -> HandlerResult:
         """A producer id and epoch 0, or the next epoch of the producer that asks (KIP-360).
 
         A producer names its id and its epoch, or neither.

@@ -72,7 +72,7 @@ all of them send the batch again without asking for the leader.
 class Verification:
     """What one request asks, and the guards of its batches by their place in the request."""
 
-    __slots__ = ("_version", "answer", "coordinator_epoch", "guards", "places", "producers")
+    __slots__ = ("_version", "coordinator_epoch", "guards", "places", "producers", "response")
 
     def __init__(self, version: int) -> None:
         self._version = version
@@ -82,23 +82,23 @@ class Verification:
         """The partition and the producer id of each batch that is verified."""
         self.coordinator_epoch = NO_LEADER_EPOCH
         """Of whoever was asked, as far as this node knew."""
-        self.answer: Deferred[Mapping[TopicPartition, ErrorCode]] | None = None
+        self.response: Deferred[Mapping[TopicPartition, ErrorCode]] | None = None
         """None: nobody needs to be asked."""
 
     @property
     def is_known(self) -> bool:
         """Nobody needs to be waited for."""
-        return self.answer is None or self.answer.done()
+        return self.response is None or self.response.done()
 
     def refuse(self, outcomes: list[Outcome]) -> None:
-        """Put what was refused into ``outcomes``, once :attr:`answer` is there. Where the answer
+        """Put what was refused into ``outcomes``, once :attr:`response` is there. Where the answer
         is yes, markers of an earlier coordinator are too late from now on. Not before: anybody may
         name a producer id that is another's, with a transactional id of his own. The yes of a
         coordinator that is not the newest counts for nothing.
         """
-        if self.answer is None:
+        if self.response is None:
             return
-        codes = self.answer.result()
+        codes = self.response.result()
         for place, tp in self.places.items():
             code = int(codes[tp])
             if code != error_codes.NONE:
@@ -185,6 +185,6 @@ class TransactionalBatches:
             hosted, batch = batches[place]
             verification.producers[place] = (hosted.partition, batch.producer_id)
         partitions = frozenset(verification.places.values())
-        verification.answer = self._verifier.verify(
+        verification.response = self._verifier.verify(
             transactional_id, batch.producer_id, batch.producer_epoch, partitions, adds=adds
         )

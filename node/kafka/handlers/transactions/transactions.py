@@ -40,11 +40,11 @@ BATCHED_FROM: Final = 4
 EPOCH_GROWS_FROM: Final = 5
 """EndTxn ends a transaction of a producer whose epoch grows with each (KIP-890)."""
 
-Answer = dict[str, Any]
-Later = Answer | Deferred[Steps[Answer]]
+HandlerResult = dict[str, Any]
+Later = HandlerResult | Deferred[Steps[HandlerResult]]
 Errors = Mapping[TopicPartition, ErrorCode]
 
-_UNDESCRIBED: Final[Answer] = {
+_UNDESCRIBED: Final[HandlerResult] = {
     "transaction_state": "",
     "transaction_timeout": 0,
     "transaction_start_time": 0,
@@ -175,7 +175,7 @@ class TransactionsHandler:
         )
         return added.map(lambda result: dict.fromkeys(named.partitions, result.error))
 
-    async def add_offsets_to_txn(self, ctx: RequestContext, request: Any) -> Answer:
+    async def add_offsets_to_txn(self, ctx: RequestContext, request: Any) -> HandlerResult:
         """The offsets of a group join a transaction: the partition that keeps them does."""
         try:
             partition = await self._offsets_partition(request.group_id)
@@ -199,7 +199,7 @@ class TransactionsHandler:
             raise CoordinatorNotAvailable(f"{CONSUMER_OFFSETS} does not exist yet")
         return TopicPartition(CONSUMER_OFFSETS, number)
 
-    def end_txn(self, ctx: RequestContext, request: Any) -> Deferred[Answer]:
+    def end_txn(self, ctx: RequestContext, request: Any) -> Deferred[HandlerResult]:
         """Commit or abort; answered when the decision is committed."""
         name, grows = request.transactional_id, ctx.api_version >= EPOCH_GROWS_FROM
         connection = None if grows else ev.ClientConnection(ctx.connection or 0, ctx.api_key)
@@ -221,16 +221,16 @@ class TransactionsHandler:
         )
         return ended.map(_answer_end)
 
-    def describe_transactions(self, ctx: RequestContext, request: Any) -> Answer:
+    def describe_transactions(self, ctx: RequestContext, request: Any) -> HandlerResult:
         """Transactional ids in full, but for the topics that may not be described."""
 
-        def described(transactional_id: str) -> Answer:
+        def described(transactional_id: str) -> HandlerResult:
             return self._described(ctx, transactional_id)
 
         ids = tuple(dict.fromkeys(request.transactional_ids))
         return {"transaction_states": LazyArray(ids, described)}
 
-    def _described(self, ctx: RequestContext, transactional_id: str) -> Answer:
+    def _described(self, ctx: RequestContext, transactional_id: str) -> HandlerResult:
         found, error = None, ErrorCode.transactional_id_not_found
         try:
             if not transactional_id:
@@ -255,7 +255,7 @@ class TransactionsHandler:
             ],
         }
 
-    def list_transactions(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+    def list_transactions(self, ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
         """Transactional ids that this node coordinates, those that the filters let through and that
         may be described.
         """
@@ -289,7 +289,7 @@ class TransactionsHandler:
 
 def _listed(
     error: ErrorCode, unknown: Sequence[str] = (), found: Sequence[ev.ListedTransaction] = ()
-) -> Answer:
+) -> HandlerResult:
     return {
         "error_code": error,
         "unknown_state_filters": unknown,
@@ -297,7 +297,7 @@ def _listed(
     }
 
 
-def _listed_id(entry: ev.ListedTransaction) -> Answer:
+def _listed_id(entry: ev.ListedTransaction) -> HandlerResult:
     return {
         "transactional_id": entry.transactional_id,
         "producer_id": entry.producer_id,
@@ -305,7 +305,7 @@ def _listed_id(entry: ev.ListedTransaction) -> Answer:
     }
 
 
-def _answer_end(result: ev.EndTransactionResult) -> Answer:
+def _answer_end(result: ev.EndTransactionResult) -> HandlerResult:
     return {
         "error_code": result.error,
         "producer_id": result.producer_id,
@@ -313,11 +313,11 @@ def _answer_end(result: ev.EndTransactionResult) -> Answer:
     }
 
 
-def _answer_client(errors: Errors) -> Steps[Answer]:
+def _answer_client(errors: Errors) -> Steps[HandlerResult]:
     return {"results_by_topic_v3_and_below": (yield from _by_topic(errors))}
 
 
-def _answer_broker(names: list[str], errors: list[Errors]) -> Steps[Answer]:
+def _answer_broker(names: list[str], errors: list[Errors]) -> Steps[HandlerResult]:
     results = []
     for name, of_name in zip(names, errors, strict=True):
         topics = yield from _by_topic(of_name)
@@ -325,9 +325,9 @@ def _answer_broker(names: list[str], errors: list[Errors]) -> Steps[Answer]:
     return {"error_code": ErrorCode.none, "results_by_transaction": results}
 
 
-def _by_topic(errors: Errors) -> Steps[list[Answer]]:
+def _by_topic(errors: Errors) -> Steps[list[HandlerResult]]:
     """As the answer has them, one partition a step."""
-    topics: dict[str, list[Answer]] = {}
+    topics: dict[str, list[HandlerResult]] = {}
     for tp, error in errors.items():
         topics.setdefault(tp.topic, []).append(
             {"partition_index": tp.partition, "partition_error_code": error}

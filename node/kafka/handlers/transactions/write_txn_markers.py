@@ -16,7 +16,7 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from kept.client.protocol.messages import Values
     from kept.node.coordinator.transactions.marker_writer import Marked, MarkerWriter
-    from kept.node.kafka.api import Answer, RequestContext
+    from kept.node.kafka.api import HandlerResult, RequestContext
     from kept.steps import Steps
 
 
@@ -26,7 +26,7 @@ class WriteTxnMarkersHandler:
 
     marker_writer: MarkerWriter
 
-    def write_txn_markers(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
+    def write_txn_markers(self, _ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
         """WriteTxnMarkers v1-2. A marker of v1 is of a transaction of version 0 or 1."""
         marks = ((_marker(entry), _partitions(entry)) for entry in request.markers)
         marked = yield from self.marker_writer.write(marks)

@@ -29,7 +29,7 @@ class Site:
         self.resources: Any = Given(
             config__current__inflated_max_bytes=LIMIT,
             inflating__draw=self.draw,
-            inflating__give=self.given.append,
+            inflating__release=self.given.append,
             runtime__in_thread=self.in_thread,
         )
 

@@ -1,12 +1,10 @@
 """FollowerCore by scripted histories: ``histories/follower/*.txt`` read as prose.
 
 A line at the margin is an event; indented are the effects that come out, and the log after them.
-``KEPT_REWRITE=1`` writes what comes out into the files, to be read before they are committed.
 """
 
 from __future__ import annotations
 
-import os
 import uuid
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -25,6 +23,7 @@ from kept.storage.errors import (
     ResourceExhausted,
 )
 from kept.storage.types import TopicPartition
+from tests.support.histories import check_history
 
 HISTORIES = sorted((Path(__file__).parent / "histories" / "follower").glob("*.txt"))
 TP = TopicPartition("t", 0)
@@ -183,25 +182,9 @@ class Story:
         return shown or ["nothing"]
 
 
-def run(text: str) -> str:
-    story = Story()
-    lines: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("    "):
-            continue
-        lines.append(line)
-        if line and not line.startswith("#"):
-            lines += [f"    {shown}" for shown in story.event(line)]
-    return "\n".join(lines) + "\n"
-
-
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
 def test_history(path: Path) -> None:
-    text = path.read_text()
-    happened = run(text)
-    if os.environ.get("KEPT_REWRITE"):
-        path.write_text(happened)
-    assert happened == text
+    check_history(path, Story().event, indent="    ")
 
 
 def test_there_are_histories() -> None:

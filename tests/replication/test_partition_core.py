@@ -1,13 +1,11 @@
 """PartitionCore by scripted histories: ``histories/*.txt`` read as prose.
 
 A line at the margin is an event; the indented lines under it are the effects, in order. After each
-event the core's invariants are checked. ``KEPT_REWRITE=1`` writes the effects that come out into
-the files, to be read before they are committed.
+event the core's invariants are checked.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from kept.replication import manifests_events as ev
 from kept.replication.partition_core import HIGH_WATERMARK_MOVED, PartitionCore
 from kept.storage.errors import InvariantViolation, NotLeaderOrFollower
 from kept.storage.types import Generation
+from tests.support.histories import check_history
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.txt"))
 
@@ -104,31 +103,19 @@ def show(effect, high_watermark: int) -> str:
     raise AssertionError(f"unknown effect: {effect}")
 
 
-def run(text: str) -> str:
-    """The history with the effects that really come out."""
-    leader = PartitionCore(node_id=0, lag_time_max_ms=30_000)
-    lines: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("    "):
-            continue
-        lines.append(line)
-        if line and not line.startswith("#"):
-            event, now_ms = parse(line)
-            if known := re.search(r"\bhw=(\d+)", line):  # as a replica
-                leader.high_watermark = max(leader.high_watermark, int(known[1]))
-            effects = leader.tick(now_ms) if event is None else leader.step(event, now_ms)
-            lines += [f"    {show(effect, leader.high_watermark)}" for effect in effects]
-            leader.check_invariants()
-    return "\n".join(lines) + "\n"
-
-
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
 def test_history(path: Path) -> None:
-    text = path.read_text()
-    happened = run(text)
-    if os.environ.get("KEPT_REWRITE"):
-        path.write_text(happened)
-    assert happened == text
+    leader = PartitionCore(node_id=0, lag_time_max_ms=30_000)
+
+    def happens(line: str) -> list[str]:
+        event, now_ms = parse(line)
+        if known := re.search(r"\bhw=(\d+)", line):  # as a replica
+            leader.high_watermark = max(leader.high_watermark, int(known[1]))
+        effects = leader.tick(now_ms) if event is None else leader.step(event, now_ms)
+        leader.check_invariants()
+        return [show(effect, leader.high_watermark) for effect in effects]
+
+    check_history(path, happens, indent="    ")
 
 
 def lone(leo: int = 0) -> PartitionCore:

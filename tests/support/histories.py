@@ -1,8 +1,8 @@
 """Histories of state machines as prose: commands at the margin, effects indented below them.
 
-A command is a line that starts at the margin; what the machine does about it follows, indented by
-two spaces. ``#`` begins a comment. KEPT_REWRITE_HISTORIES=1 writes the effects anew into the files;
-read them before you commit them.
+A command is a line that starts at the margin; what the machine does about it follows, indented.
+``#`` begins a comment. KEPT_REWRITE_HISTORIES=1 writes the effects anew into the files; read them
+before you commit them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+INDENT = "  "
 
 
 def milliseconds(text: str) -> int:
@@ -39,15 +41,15 @@ class Words:
         return known
 
 
-def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+def commands(text: str, indent: str = INDENT) -> Iterator[tuple[str, list[str]]]:
     """(command, expected effects) of a history."""
     command: str | None = None
     expected: list[str] = []
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
             continue
-        if line.startswith("  "):
-            expected.append(line[2:])
+        if line.startswith(indent):
+            expected.append(line.removeprefix(indent))
             continue
         if command is not None:
             yield command, expected
@@ -56,26 +58,26 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
         yield command, expected
 
 
-def rewritten(text: str, run: Callable[[str], list[str]]) -> str:
+def rewritten(text: str, run: Callable[[str], list[str]], indent: str = INDENT) -> str:
     """The history with the effects as they are now."""
     out: list[str] = []
     for line in text.splitlines():
-        if line.startswith("  "):
+        if line.startswith(indent):
             continue
         out.append(line)
         if line.strip() and not line.startswith("#"):
             try:
-                out += ["  " + effect for effect in run(line)]
+                out += [indent + effect for effect in run(line)]
             except Exception as error:
                 raise AssertionError("\n".join(out)) from error
     return "\n".join(out) + "\n"
 
 
-def check_history(path: Path, run: Callable[[str], list[str]]) -> None:
+def check_history(path: Path, run: Callable[[str], list[str]], indent: str = INDENT) -> None:
     """All happens as a file tells it, or is written anew."""
     text = path.read_text()
     if os.environ.get("KEPT_REWRITE_HISTORIES"):
-        path.write_text(rewritten(text, run))
+        path.write_text(rewritten(text, run, indent))
         return
-    for command, expected in commands(text):
+    for command, expected in commands(text, indent):
         assert run(command) == expected, command

@@ -2,12 +2,11 @@
 
 A line at the margin asks for a decision; the indented lines under it are the records that it
 yields, or the error. Records are applied to the image before the next line, unless the line begins
-with ``try``. ``KEPT_REWRITE=1`` writes what comes out into the files, to be read before committing.
+with ``try`` (:mod:`tests.support.histories`).
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from uuid import UUID
 
@@ -57,6 +56,7 @@ from kept.cluster.controller.topics import (
 from kept.cluster.metadata import records as kind
 from kept.cluster.metadata.image import BrokerImage, Image
 from kept.storage.errors import InvalidConfig, KeptError, PeerError, RetriableError
+from tests.support.histories import check_history
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.txt"))
 ENDPOINT = kind.Endpoint("PLAINTEXT", "PLAINTEXT", "host", 9092)
@@ -250,25 +250,9 @@ class Cluster:
         return shown
 
 
-def run(text: str) -> str:
-    cluster = Cluster()
-    lines: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("    "):
-            continue
-        lines.append(line)
-        if line and not line.startswith("#"):
-            lines += [f"    {shown}" for shown in cluster.line(line)]
-    return "\n".join(lines) + "\n"
-
-
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
 def test_history(path: Path) -> None:
-    text = path.read_text()
-    happened = run(text)
-    if os.environ.get("KEPT_REWRITE"):
-        path.write_text(happened)
-    assert happened == text
+    check_history(path, Cluster().line, indent="    ")
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "...", "__consumer_offsets", "-"])

@@ -1,13 +1,11 @@
 """Raft by scripted histories: ``histories/*.txt``.
 
 A line at the margin is what happens; the indented lines under it are the nodes that it changed,
-or what was answered. ``KEPT_REWRITE=1`` writes what comes out into the files, to be read before
-committing. The words are the methods ``do_...`` below.
+or what was answered. The words are the methods ``do_...`` below.
 """
 
 from __future__ import annotations
 
-import os
 from itertools import groupby
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from kept.cluster.raft.messages import (
 from kept.cluster.raft.ready import RaftSettings
 from kept.storage.errors import InvariantViolation, KeptError
 from tests.cluster.raft.trial import Trial, data, directory, voter
+from tests.support.histories import check_history
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.txt"))
 
@@ -251,15 +250,4 @@ class History:
 
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
 def test_history(path: Path) -> None:
-    history = History()
-    written: list[str] = []
-    for line in path.read_text().splitlines():
-        if line.startswith(" "):
-            continue
-        written.append(line)
-        if line and not line.startswith("#"):
-            written += [f"    {text}" for text in history.run(line)]
-    text = "\n".join(written) + "\n"
-    if os.environ.get("KEPT_REWRITE") == "1":
-        path.write_text(text)
-    assert text == path.read_text()
+    check_history(path, History().run, indent="    ")

@@ -41,7 +41,11 @@ SETTINGS = RaftSettings()
 
 
 class RaftApp:
-    """One process: a member, its ticks, its one outstanding work for the disk."""
+    """One process: a member, its ticks, its one outstanding work for the disk.
+
+    A pump of its own in the place of ``MetadataLog``, which the other stages run: here messages are
+    lost, duplicated and reordered one by one, as no connection does it.
+    """
 
     def __init__(self, machine: Machine, history: RaftHistory) -> None:
         self.machine = machine
@@ -192,7 +196,6 @@ class RaftApp:
         self.history.judge(self)
         self.history.outcome(self, outcome)
         self.send(outcome.messages)
-        self.handle(outcome)
         self.pump()
 
     def shut_down(self) -> None:
@@ -200,7 +203,7 @@ class RaftApp:
         self.hand_over("told to end")
 
     def hand_over(self, reason: str) -> None:
-        """Let another one lead, as ``node/membership`` does, then end."""
+        """Let another one lead, as ``ClusterLink.leave`` does, then end."""
         if self.member.role is Role.LEADER:
             self.machine.world.counts["controllers that handed over"] += 1
         self._hand_over(reason, self.machine.world.now_us + HAND_OVER_US)
@@ -215,9 +218,6 @@ class RaftApp:
     def end(self, reason: str) -> None:
         """The process is over."""
         raise Exited(reason)
-
-    def handle(self, outcome: Outcome) -> None:
-        """For nodes that do more."""
 
 
 def quiet(message: Message) -> bool:

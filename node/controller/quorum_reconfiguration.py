@@ -54,9 +54,9 @@ def refuse_strangers(addresses: AddressBook) -> NoReturn:
     endpoint = addresses.own_node_address()
     where = "" if endpoint is None else f", {endpoint[0]}:{endpoint[1]}"
     raise ClusterAuthorizationFailed(
-        "who votes is changed from a node's own machine, over Kafka's protocol or HTTP, or through "
-        f"the listener between nodes{where}, or by who logged in and may alter the cluster "
-        "(authorizer.class.name)"
+        "voters are changed from a node's own machine, over Kafka's protocol or HTTP, through the "
+        f"listener between nodes{where}, or by a client that has logged in and may alter the "
+        "cluster (authorizer.class.name)"
     )
 
 

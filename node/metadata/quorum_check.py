@@ -39,7 +39,7 @@ async def compare(
                 "the one that is wrong with empty directories"
             )
     log.warning(
-        "controller.quorum.voters is not who votes: correct it, the cluster's own list counts",
+        "controller.quorum.voters differs from the voters of the cluster, which count: correct it",
         listed=",".join(str(voter.node_id) for voter in sorted(listed)),
         voters=",".join(map(str, sorted(vote))),
     )

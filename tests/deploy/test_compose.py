@@ -172,7 +172,11 @@ def test_a_broker_joins_and_leaves(compose, stranger):
     voters = "0@kept-0:10092,1@kept-1:10092"
     name = stranger(KEPT_NODE_ID="9", KEPT_CONTROLLER_QUORUM_VOTERS=voters)
     until(lambda: " ready on " in docker("logs", name), "it is ready")
-    (told,) = [line for line in docker("logs", name).splitlines() if "is not who votes" in line]
+    (told,) = [
+        line
+        for line in docker("logs", name).splitlines()
+        if "controller.quorum.voters differs" in line
+    ]
     assert "listed=0,1 voters=0,1,2" in told
     docker("stop", "-t", "120", name)
     assert docker("inspect", "-f", "{{.State.ExitCode}}", name).strip() == "0"

@@ -108,7 +108,7 @@ def test_a_list_that_names_another_clusters_node_is_refused(three):
         # One whom nobody answers for may be a voter of tomorrow.
         three.kill(1)
         lone.start()
-        assert "controller.quorum.voters is not who votes" in lone.log()
+        assert "controller.quorum.voters differs from the voters" in lone.log()
         with lone.client() as client:
             assert set(client.metadata().topics) == {topic}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
@@ -27,3 +30,17 @@ def no_rule_broken(stage: str, seeds: Iterable[int], *what: str, more: int = MOR
             return counts
     missing = [kind for kind in what if not counts[kind]]
     raise AssertionError(f"{stage}, seeds {[*first, *others]}: never happened: {missing}")
+
+
+def printed_elsewhere(code: str) -> set[str]:
+    """What ``code`` prints in two other processes, whose hashes of strings differ."""
+    return {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }

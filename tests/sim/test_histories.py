@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
 from tests.sim.coverage import REQUIRED, missing
-from tests.sim.runner import AHEAD, repeat_command, report, run_many, run_one
+from tests.sim.runner import AHEAD, STAGES, repeat_command, report, run_many, run_one
+from tests.sim.short_runs import printed_elsewhere
+from tests.support.slow import rest_slow
 from tests.tools.needs import cannot_run
 
 SEEDS = range(1, 31)
@@ -58,22 +57,11 @@ def test_a_fault_that_is_never_generated_is_named(stage: str) -> None:
     assert missing(stage, counts) == [name]
 
 
-def test_a_seed_is_one_history_in_every_process() -> None:
-    code = (
-        "from tests.sim.runner import run_one; "
-        "print(run_one('raft', 3, tracing=True)[0].fingerprint)"
-    )
-    fingerprints = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    }
-    assert fingerprints == {run_one("raft", 3)[0].fingerprint + "\n"}
+@pytest.mark.parametrize("stage", rest_slow(STAGES, 1))
+def test_a_seed_is_one_history_in_every_process(stage: str) -> None:
+    run = f"run_one({stage!r}, 3, tracing=True)"
+    code = f"from tests.sim.runner import run_one; print({run}[0].fingerprint)"
+    assert printed_elsewhere(code) == {run_one(stage, 3)[0].fingerprint + "\n"}
 
 
 def test_seeds_that_end_by_the_clock_are_drawn_as_they_are_run() -> None:

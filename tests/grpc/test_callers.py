@@ -260,6 +260,23 @@ async def test_a_stranger_who_is_served_gives_way_to_a_call_and_before_him_who_w
             task.result()
 
 
+@run
+async def test_who_was_not_asked_who_he_is_has_not_logged_in() -> None:
+    """On a listener without logins, beside an authorizer."""
+    house = House(1, calls=1)
+    call = begun(house, house.stay("stranger"))
+    house.callers.logged_in(call, Session(ANONYMOUS))
+    house.callers.serve(call)
+    work = asyncio.ensure_future(call.run(endless()))
+    await turn()
+    new = house.callers.begin(house.stay("new"))
+    assert house.closed == ["stranger"] and new is not None
+    await turn()
+    assert work.done()
+    with pytest.raises(Evicted):
+        work.result()
+
+
 async def return_from(house: House, call: Call) -> None:
     """It is served; its response is on its way."""
     house.callers.serve(call)

@@ -106,6 +106,19 @@ async def test_heartbeats_are_in_ones_own_name(net):
         await one.peers.heartbeat(HeartbeatRequest(3, 1, 5))
 
 
+@pytest.mark.parametrize(("sender", "to"), [(3, 2), (1, 3)], ids=["from another", "to another"])
+async def test_a_snapshot_in_the_name_of_another_is_refused_before_it_is_taken(net, sender, to):
+    one, two = await net.node(1), await net.node(2)
+    one.peers.send(append(1, 2, 0))
+    await two.messages.get()
+    snapshot = InstallSnapshot(
+        term=1, sender=sender, to=to, last_index=9, last_term=1, image_bytes=b"x", voters=()
+    )
+    with pytest.raises(CorruptMessage, match=f"a snapshot from {sender} to {to}"):
+        await one.peers._channels[2]._send_snapshot(snapshot)
+    assert two.messages.empty()
+
+
 async def test_a_snapshot_of_who_is_no_voter_is_refused_before_it_is_taken(net):
     one, two = await net.node(1), await net.node(2)
     one.peers.send(append(1, 2, 0))

@@ -79,10 +79,14 @@ class ConfigDef(Struct, frozen=True):
     choices: tuple[str, ...] = ()
     dynamic: bool = True
     synonyms: tuple[Synonym, ...] = ()
-    sensitive: bool = False
     no_effect: str = ""
     refused: str = ""
     check: Callable[[Any], None] | None = None
+
+    @property
+    def sensitive(self) -> bool:
+        """Whether its value is shown to nobody: that of a secret."""
+        return self.kind is ConfigType.PASSWORD
 
     @property
     def allowed(self) -> str:

@@ -552,29 +552,25 @@ class NodeSettings:
         "PEM file with a listener's private key (PKCS#8, encrypted or not) and its certificate, "
         "followed by those that signed it. The node's own connections to others use it, too."
     )
-    ssl_keystore_key = _secret(None, sensitive=True).means(
+    ssl_keystore_key = _secret(None).means(
         "The private key as PEM text, instead of ssl.keystore.location."
     )
-    ssl_keystore_certificate_chain = _secret(None, sensitive=True).means(
+    ssl_keystore_certificate_chain = _secret(None).means(
         "The certificate and those that signed it as PEM text, with ssl.keystore.key."
     )
-    ssl_key_password = _secret(None, sensitive=True).means(
-        "Password of the private key, where it is encrypted."
-    )
+    ssl_key_password = _secret(None).means("Password of the private key, where it is encrypted.")
     ssl_keystore_type = _string("PEM").means(
         "PEM. JKS and PKCS12 are refused with the command that converts them."
     )
-    ssl_keystore_password = _secret(None, sensitive=True).means(
-        "Not to be set: PEM has no password of the store."
-    )
+    ssl_keystore_password = _secret(None).means("Not to be set: PEM has no password of the store.")
     ssl_truststore_location = _string(None).means(
         "PEM file with the certificates that sign those of clients and of other nodes."
     )
-    ssl_truststore_certificates = _secret(None, sensitive=True).means(
+    ssl_truststore_certificates = _secret(None).means(
         "The same as PEM text, instead of ssl.truststore.location."
     )
     ssl_truststore_type = _string("PEM").means("PEM, as ssl.keystore.type.")
-    ssl_truststore_password = _secret(None, sensitive=True).means(
+    ssl_truststore_password = _secret(None).means(
         "Not to be set: PEM has no password of the store."
     )
     ssl_protocol = _string("TLSv1.3").means("Newest version of TLS that is spoken.")
@@ -601,7 +597,7 @@ class NodeSettings:
         "How clients of SASL listeners may say who they are: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, "
         "OAUTHBEARER. (Kafka's default is GSSAPI, which is not served.)"
     )
-    plain_sasl_jaas_config = _secret(None, sensitive=True).means(
+    plain_sasl_jaas_config = _secret(None).means(
         "Users of PLAIN with their passwords: org.apache.kafka.common.security.plain."
         'PlainLoginModule required user_ada="password" user_bob="another";'
     )
@@ -777,7 +773,7 @@ class NodeSettings:
 
     # The first users.
 
-    bootstrap_scram = _secret(None, check=parse_bootstrap_scram, sensitive=True, ours=True).means(
+    bootstrap_scram = _secret(None, check=parse_bootstrap_scram, ours=True).means(
         "Users that a new cluster begins with; the same on every voter. kept serve --add-scram "
         "says the same: SCRAM-SHA-512=[name=admin,password-file=/run/secrets/admin], several with "
         "; between them. A cluster that exists ignores it."

@@ -45,7 +45,6 @@ def _accepted(why: str, *rows: tuple[str, str, str | None, str]) -> list[ConfigD
                 high=float(high) if high else None,
                 dynamic=update == "dynamic",
                 no_effect=why,
-                sensitive=kind == "password",
             )
         )
     return accepted
@@ -59,7 +58,6 @@ def _refused(why: str, *rows: tuple[str, str, str | None]) -> list[ConfigDef]:
             default,
             f"Kafka's {name}.",
             dynamic=False,
-            sensitive=kind == "password",
             refused=f"{why}; only the default is accepted",
         )
         for name, kind, default in rows

@@ -597,7 +597,7 @@ def test_a_secret_is_not_shown(monkeypatch) -> None:
     """None of today's is accepted."""
     found = load(overrides={"num.partitions": "3"})
     assert repr(found) == "NodeConfig({'num.partitions': '3'})"
-    secret = replace(BROKER_SETTINGS["num.partitions"], sensitive=True)
+    secret = replace(BROKER_SETTINGS["num.partitions"], kind=ConfigType.PASSWORD)
     monkeypatch.setattr(config, "BROKER_SETTINGS", {"num.partitions": secret})
     assert repr(found) == "NodeConfig({'num.partitions': '[hidden]'})"
 

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 SWITCH_INTERVAL_S: Final = 0.0005
 """How long a thread of a pool may keep the loop from running: Python's 5 ms are too many."""
-GC_THRESHOLDS: Final = (5_000, 20, 1_000)
-"""Rare collections: the hot path makes no cycles, and a full one costs milliseconds. The second
-generation, of 100,000 objects at most, costs 10 to 20 ms."""
+GC_THRESHOLDS: Final = (5_000, 5, 4_000)
+"""Rare collections: the hot path makes no cycles. One of the second generation is of 35,000 objects
+at most, and costs 3 to 20 ms; a full one costs that for every 35,000 objects since the start, once
+in a hundred million that stayed for a while."""
 
 
 async def serve(config: NodeConfig) -> str:
@@ -60,8 +61,8 @@ async def serve(config: NodeConfig) -> str:
     tasks = TaskOwner(loop)
     reporting = tasks.spawn(manager.report(partial(service_status, node, ready)))
     await node.warmed_up()
-    # Without a collection: that of a node with 10,000 partitions holds the loop for 0.3 s, and
-    # finds a few dozen objects.
+    # Without a collection: with 10,000 partitions it would hold the loop for half a second, and
+    # find a few dozen objects.
     gc.freeze()
     await stopping
     log.info("stopping")

@@ -89,3 +89,24 @@ def test_a_node_that_serves_does_not_look_through_all_it_has_for_garbage(monkeyp
     finally:
         gc.callbacks.remove(collected)
         gc.set_threshold(*thresholds)
+
+
+def test_a_collection_of_new_objects_is_short():
+    """The loop stands still for it."""
+    counts = []
+
+    def collecting(phase: str, told: dict[str, int]) -> None:
+        if phase == "start" and told["generation"] == 1:
+            counts.append(len(gc.get_objects(0)) + len(gc.get_objects(1)))
+
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.callbacks.append(collecting)
+    try:
+        gc.set_threshold(*process.GC_THRESHOLDS)
+        kept = [[] for _ in range(120_000)]
+    finally:
+        gc.callbacks.remove(collecting)
+        gc.set_threshold(*thresholds)
+    assert len(kept) == 120_000 and counts
+    assert max(counts) < 40_000

@@ -115,16 +115,36 @@ def test_bytes_go_out_as_they_are_but_not_to_a_terminal(kept, kept_broker, tmp_p
         assert process.wait(60) == 0
     assert out.read_bytes() == blob.read_bytes()
 
+    shown = in_terminal(kept, *once, until=b"up to the end")
+    assert b"\\u001b[2J\\xff\r\n\\u0000end" in shown
+    assert b"kept: read 1 record of " in shown
+
+
+def in_terminal(kept, *arguments: str, until: bytes) -> bytes:
+    """What a terminal shows of a command that ends with this text."""
     ours, theirs = pty.openpty()
-    with kept.started(*once, stdout=theirs, stderr=theirs, stdin=theirs) as process:
+    with kept.started(*arguments, stdout=theirs, stderr=theirs, stdin=theirs) as process:
         os.close(theirs)
         shown = b""
-        while not shown.rstrip().endswith(b"up to the end"):
+        while not shown.rstrip().endswith(until):
             shown += os.read(ours, 4096)
         assert process.wait(60) == 0
     os.close(ours)
-    assert b"\\u001b[2J\\xff\r\n\\u0000end" in shown
-    assert b"kept: read 1 record of " in shown
+    return shown
+
+
+def test_a_terminal_shows_records_without_a_bar_between_them(kept, kept_broker):
+    topic = kept_broker.create_topic()
+    kept("produce", topic, stdin="a\nb\nc\n")
+    once = ("consume", topic, "--until-end", "--value-only")
+    told = f"kept: read 3 records of {topic}, up to the end"
+    assert in_terminal(kept, *once, until=told.encode()).splitlines() == [
+        *(b"a", b"b", b"c"),
+        told.encode(),
+    ]
+    told = f"kept: read 2 records of {topic}"
+    shown = in_terminal(kept, *once, "--max", "2", until=told.encode())
+    assert shown.splitlines()[:2] == [b"a", b"b"], "and no word of the end, which is elsewhere"
 
 
 def test_who_follows_in_a_terminal_is_told_what_is_waited_for(kept, kept_broker):

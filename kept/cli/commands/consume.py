@@ -195,7 +195,8 @@ def consume(
             isolation=level,
         )
         _invite(reading, group)
-        batches = _of_partitions(client, reading)
+        has_bar = table or not sys.stdout.isatty()
+        batches = _of_partitions(client, reading, has_bar=has_bar)
         if group is not None:
             batches = _of_group(client, group, reading)
         elif maximum is not None:
@@ -204,7 +205,7 @@ def consume(
         if table:
             _show_table(_flat(batches), shown["as_json"], several=len(topics) > 1)
         else:
-            _show_lines(batches, render, _summary(reading))
+            _show_lines(batches, render, reading)
 
 
 def _refuse(both: bool, names: str) -> None:
@@ -285,8 +286,10 @@ def _matching(
     return names
 
 
-def _of_partitions(client: Client, reading: _Reading) -> Batches:
-    """Batches of the partitions, up to an end or for ever."""
+def _of_partitions(client: Client, reading: _Reading, *, has_bar: bool) -> Batches:
+    """Batches of the partitions, up to an end or for ever; ``has_bar``: with a progress bar, which
+    records on the same terminal would break.
+    """
     tps, isolation = reading.partitions, reading.isolation
     starts = offsets_at(client, tps, reading.start, isolation)
     if reading.start.kind is PositionKind.OFFSET:
@@ -302,7 +305,8 @@ def _of_partitions(client: Client, reading: _Reading) -> Batches:
             yield consumer.poll()
     total = sum(max(0, ends[tp] - starts[tp]) for tp in tps)
     done = 0
-    with progress(f"reading {', '.join(reading.topics)}", total) as advance:
+    bar = progress(f"reading {', '.join(reading.topics)}", total)
+    with bar if has_bar else contextlib.nullcontext(lambda _: None) as advance:
         for batch in consumer.batches_until(ends):
             yield batch
             done += len(batch)
@@ -394,18 +398,18 @@ def _invite(reading: _Reading, group: str | None) -> None:
         )
 
 
-def _summary(reading: _Reading) -> str | None:
-    """What a terminal is told at the end about what was read; None where nobody is there."""
+def _summarize(reading: _Reading, count: int) -> None:
+    """Tell a terminal at the end how much was read, and up to where."""
     if not sys.stderr.isatty() or not (reading.to_end or reading.until_ms is not None):
-        return None
-    names = ", ".join(reading.topics)
-    if reading.until_ms is not None:
-        return f"of {names}, up to {moment(reading.until_ms)}"
-    return f"of {names}, up to the end"
+        return
+    end = ", up to the end" if reading.until_ms is None else f", up to {moment(reading.until_ms)}"
+    if count == reading.maximum:
+        end = ""
+    echo(f"kept: read {counted(count, 'record')} of {', '.join(reading.topics)}{end}", err=True)
 
 
 def _show_lines(
-    batches: Iterable[list[ConsumedRecord]], render: Renderer, summary: str | None
+    batches: Iterable[list[ConsumedRecord]], render: Renderer, reading: _Reading
 ) -> None:
     """Print each record; what has come is out before the next poll."""
     out = sys.stdout.buffer
@@ -417,8 +421,7 @@ def _show_lines(
         count += len(batch)
         if not batch and reader_is_gone():
             return
-    if summary is not None:
-        echo(f"kept: read {counted(count, 'record')} {summary}", err=True)
+    _summarize(reading, count)
 
 
 def _show_table(records: Iterable[ConsumedRecord], as_json: bool, *, several: bool) -> None:

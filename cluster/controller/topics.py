@@ -269,7 +269,7 @@ def check_assignment(
             registered = ", ".join(map(str, sorted(image.brokers)))
             raise InvalidReplicaAssignment(
                 f"{prefix} broker {broker_id}, but no such broker is registered "
-                f"(there are {registered})."
+                f"(registered: {registered})."
             )
         if broker_id in replicas[:number]:
             raise InvalidReplicaAssignment(f"{prefix} the broker {broker_id} more than once.")

@@ -5,7 +5,8 @@ combining ones none.
 Nothing is cut: cells wrap, where they can at spaces and at ``-``, ``_``, ``.``, ``/``, ``:`` and
 ``,``; numbers, times and short cells stay whole. Columns that have nothing in any row make room
 first. Then these are tried: the sentence that ends a row on lines of its own; one blank between
-columns; and last, in a narrow terminal, each row as lines of ``NAME  value``.
+columns; a few words that end a row on a line of their own; and last, in a narrow terminal, each row
+as lines of ``NAME  value``.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def fitted(lines: Sequence[Sequence[str]], numeric: Sequence[bool], width: int) 
     if len(filled) > 1 and any(_is_sentence(line[last]) for line in lines[1:]):
         tries += [(filled[:-1], True, 2), (filled[:-1], True, 1)]
     tries.append((filled, False, 1))
+    if len(filled) > 1 and any(" " in line[last] for line in lines[1:]):
+        tries += [(filled[:-1], True, 2), (filled[:-1], True, 1)]
     for shown, is_last_below, gap in tries:
         widths = _widths(lines, shown, numeric, width - gap * (len(shown) - 1))
         if widths is None:

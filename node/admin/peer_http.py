@@ -56,7 +56,7 @@ class PeerHttp:
         nodes = sorted({self.identity.node_id, *self.metadata.image.brokers, *voters})
         if node_id not in nodes:
             names = ", ".join(map(str, nodes))
-            raise InvalidRequest(f"there is no node {node_id}; there are {names}")
+            raise InvalidRequest(f"there is no node {node_id}; nodes: {names}")
         request = PeerHttpRequest(
             method, path, json.dumps(dict(query or {})), json.dumps(dict(body or {}))
         )

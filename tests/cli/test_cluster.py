@@ -128,7 +128,7 @@ def test_what_cannot_be_is_said(kept, topic):
         "has nowhere to go: each other node has one already"
         in kept("cluster", "drain", 1, status=1).err
     )
-    assert "there is no node 9; there are 0, 1, 2" in kept("cluster", "drain", 9, status=1).err
+    assert "there is no node 9; nodes: 0, 1, 2" in kept("cluster", "drain", 9, status=1).err
     unknown = kept("cluster", "reassign", f"{topic}:0", "--to", "0,7", status=1)
     assert "7" in unknown.err
     few = kept("cluster", "reassign", topic, "--to", "0", status=1)

@@ -32,6 +32,20 @@ def test_columns_with_nothing_in_them_make_room_first():
     ]
 
 
+def test_a_few_words_that_end_a_row_go_below_it_before_each_row_is_a_list():
+    """As of ``kept topic describe`` after a pass, in 80 columns."""
+    described = [
+        ["PARTITION", "LEADER", "HIGH WATERMARK", "SIZE", "RATIO", "LAST COMPACTION", "WHY"],
+        ["0", "0", "86", "113 B", "100 %", "2026-11-28T11:09:01.971Z", "all is clean"],
+    ]
+    assert fitted(described, [True, True, True, False, False, False, False], 72) == [
+        "                            HIGH",
+        "PARTITION  LEADER      WATERMARK  SIZE   RATIO  LAST COMPACTION",
+        "        0       0             86  113 B  100 %  2026-11-28T11:09:01.971Z",
+        "    why: all is clean",
+    ]
+
+
 def test_the_sentence_that_ends_a_row_goes_below_it():
     assert fitted(WHY, [False, True, False, False, False], 56) == [
         "                                              LAST",

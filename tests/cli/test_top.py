@@ -135,6 +135,25 @@ def test_a_narrow_screen_has_fewer_columns_and_the_keys() -> None:
     assert lines[-1].split() == [f"{name[:31]}", "1"]
 
 
+def test_a_long_name_leaves_the_other_columns_whole() -> None:
+    watch, name = Watch(FakeClient(), internal=False), "orders." + "of-a-region." * 9
+    watch.rates.set_topics({name: topic(name, PartitionMetadata(0, 1, 1, (1,), (1,)))})
+    shown = io.StringIO()
+    console = Console(file=shown, width=80, force_terminal=False)
+    console.print(_screen(watch, Settings("topics", "name", 1.0, None), 80, 24, ""))
+    head, row = shown.getvalue().splitlines()[-2:]
+    assert head.split() == [
+        "TOPIC",
+        "PARTITIONS",
+        "UNDER-REPLICATED",
+        "OFFLINE",
+        "RECORDS/S",
+        "SIZE",
+    ]
+    cut, *cells = row.split()
+    assert cut.startswith("orders.") and cut.endswith("…") and cells == ["1", "0", "0", "-", "-"]
+
+
 def test_what_moves_is_seen(either: Kept) -> None:
     name = f"top-{uuid.uuid4().hex[:8]}"
     bootstrap = either.environ["KEPT_BOOTSTRAP"]

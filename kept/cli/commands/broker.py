@@ -262,7 +262,7 @@ def _check_brokers(targets: Iterable[str], brokers: Sequence[str], away: Sequenc
         if target in map(str, away):
             raise Failure(f"broker {target} is fenced: it does not answer")
         if target not in (DEFAULT, *brokers):
-            raise Failure(f"there is no broker {target}; there are {', '.join(brokers)}")
+            raise Failure(f"there is no broker {target}; brokers: {', '.join(brokers)}")
 
 
 def _check_names(names: Iterable[str], entries: Iterable[ConfigEntry]) -> None:

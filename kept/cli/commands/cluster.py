@@ -322,6 +322,8 @@ def _report(
         show_json(rows)
     else:
         for row in rows:
+            if row["error"] and len(rows) == 1:
+                continue  # it is the command's
             result = row["error"] or (done(row) if row["changed"] else "nothing to do")
             write(f"{row['topic']}:{row['partition']}: {result}\n")
         if not rows:
@@ -508,7 +510,7 @@ def drain(
         described = client.run(operations.describe_cluster())
         for number in numbers:
             if number not in {member.node_id for member in described.members}:
-                raise Failure(f"there is no node {number}; there are {_names(described)}")
+                raise Failure(f"there is no node {number}; nodes: {_names(described)}")
         topics = client.metadata().topics
         if not leaders:
             plan = reassignment_plan.away_from(numbers, topics.values(), described.members)

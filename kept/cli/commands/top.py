@@ -320,7 +320,7 @@ def _screen(
         rows = _sorted(rates, name, settings.sort)
         columns, cells = _table(name, rows[: most or None])
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left")
-        shown, texts = _that_fit(columns, cells, width)
+        shown, texts, name_width = _that_fit(columns, cells, width)
         for number, column in enumerate(shown):
             right = number > 0 and column not in ("state", "role")
             table.add_column(
@@ -328,6 +328,7 @@ def _screen(
                 justify="right" if right else "left",
                 overflow="ellipsis",
                 no_wrap=True,
+                width=None if number else name_width,
             )
         for row in texts:
             table.add_row(*map(Text, row))
@@ -338,16 +339,17 @@ def _screen(
 
 def _that_fit(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int
-) -> tuple[Sequence[str], list[list[str]]]:
-    """The columns that there is room for, from the left, and the cells of each row in them. The
-    first one, a name, may be cut.
+) -> tuple[Sequence[str], list[list[str]], int]:
+    """The columns that there is room for, from the left, the cells of each row in them, and the
+    width of the first one, a name, which may be cut.
     """
     cells = [table_cells(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     taken, count = min(widths[0], _NAME_WIDTH), 1
     while count < len(widths) and taken + 2 + widths[count] <= width:
         taken, count = taken + 2 + widths[count], count + 1
-    return columns[:count], [row[:count] for row in cells]
+    name_width = max(1, min(widths[0], width - sum(2 + each for each in widths[1:count])))
+    return columns[:count], [row[:count] for row in cells], name_width
 
 
 @contextlib.contextmanager

@@ -356,7 +356,7 @@ class ClusterActions:
         brokers = sorted(self.metadata.image.brokers) or [self.lookup.node_id]
         if broker not in brokers:
             there = ", ".join(map(str, brokers))
-            raise UnknownTopicOrPartition(f"there is no broker {broker}; there are {there}")
+            raise UnknownTopicOrPartition(f"there is no broker {broker}; brokers: {there}")
 
     @contextmanager
     def _client(self, caller: Caller) -> Iterator[ClusterClient]:

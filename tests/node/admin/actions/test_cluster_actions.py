@@ -146,7 +146,7 @@ def test_what_cannot_be_asked_for_is_refused_by_name(lone):
         ),
         ("groups/reset-offsets", {"topic": "t", "to": "latest"}, "group is missing"),
         ("brokers/config", {"broker": 0}, "nothing is to be changed"),
-        ("brokers/config", {"broker": 7, "set": {"a": "b"}}, "there is no broker 7; there are 0"),
+        ("brokers/config", {"broker": 7, "set": {"a": "b"}}, "there is no broker 7; brokers: 0"),
     ):  # fmt: skip
         assert message in wrong(lone, path, **body), (path, body)
     assert lone.node.parts.counters.records_in == 0

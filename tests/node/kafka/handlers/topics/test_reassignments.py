@@ -218,7 +218,7 @@ def test_moves_refused_each_on_its_own(several):
         "unknown_topic_or_partition",
         "unknown_topic_or_partition",
     ]
-    assert "no such broker is registered (there are 0, 1, 2, 3)" in results["t", 0][1]
+    assert "no such broker is registered (registered: 0, 1, 2, 3)" in results["t", 0][1]
     assert moving(several).keys() == {("t", 3)}
 
 

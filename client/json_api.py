@@ -26,6 +26,7 @@ CONNECT_TIMEOUT_S: Final = 5.0
 TIMEOUT_S: Final = 30.0
 PRESENT_S: Final = 3.0
 """A node that says nothing at all for so long is passed over for another one."""
+BAD_REQUEST: Final = 400
 UNAUTHORIZED: Final = 401
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
@@ -159,8 +160,10 @@ class JsonApi:
         try:
             value = json.loads(data) if data else None
         except ValueError as error:
+            asks_tls = status == BAD_REQUEST and b"TLS" in data and self.security.tls is None
+            is_it = "it wants TLS (security.protocol)" if asks_tls else "is it kept?"
             raise HttpFailed(
-                f"{self.endpoint}: {method} {url}: status {status} and no JSON; is it kept?", status
+                f"{self.endpoint}: {method} {url}: status {status} and no JSON; {is_it}", status
             ) from error
         if 200 <= status < 300:
             return value

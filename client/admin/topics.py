@@ -238,7 +238,7 @@ def describe_configs(
     kind: int, names: Sequence[str], *, documentation: bool = False
 ) -> Operation[dict[str, list[ConfigEntry]]]:
     """Settings by resource, each in the broker's order."""
-    what = f"DescribeConfigs of {', '.join(names)}"
+    what = f"DescribeConfigs of {', '.join(names) or 'all brokers'}"
     values = {
         "resources": [
             {"resource_type": kind, "resource_name": n, "configuration_keys": None} for n in names
@@ -253,7 +253,7 @@ def describe_configs(
             _config_route(kind, names[0]),
             what=what,
             check=lambda r: first_error(
-                r.results, lambda x: f"DescribeConfigs of {x.resource_name}"
+                r.results, lambda x: f"DescribeConfigs of {x.resource_name or 'all brokers'}"
             ),
         )
     ]

@@ -66,7 +66,9 @@ CONNECT_TIMEOUT_MS: Final = 10_000
 """For connecting and agreeing on versions."""
 SLOW_MS: Final = 1_000
 """A node that is silent for so long is not waited for where another one will do."""
-UNVERSED: Final = "ApiVersions; is it a Kafka listener, and of this security.protocol?"
+UNVERSED: Final = (
+    "ApiVersions; is it a Kafka listener, and of this security.protocol (of --command-config)?"
+)
 UNKNOWN: Final = " before it answered anything; does it want a login by SASL (security.protocol)?"
 NOTICE_MS: Final = 2_000
 """A call that is still tried after so long is told of by Waiting."""

@@ -86,6 +86,13 @@ def warn_unanswered(nodes: Iterable[int], so: str) -> None:
 class CommandClient(Client):
     """A client whose user typed the names."""
 
+    def none_of(self, things: str) -> str:
+        """That a list is empty: where somebody has logged in, what he may not describe is not in
+        it.
+        """
+        user = self.security.user
+        return f"there are no {things}{f' that User:{user} may describe' if user else ''}"
+
     def topic(self, name: str) -> TopicMetadata:
         """One topic; where there is none, an error that names one which may be meant."""
         try:
@@ -142,7 +149,7 @@ def names_explained(
         raise
 
 
-def open_client(bootstrap: Bootstrap) -> Client:
+def open_client(bootstrap: Bootstrap) -> CommandClient:
     """A client that reports on standard error what it waits for."""
     return CommandClient(
         bootstrap.servers,

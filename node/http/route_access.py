@@ -177,7 +177,7 @@ def refusal(
     session: Session, access: Access, request: HttpRequest, *, audited: bool = True
 ) -> HttpResponse | None:
     """Why the request is not served: whoever is not known is asked who he is. None: it is."""
-    what = "use this"
+    what, allow = "use this", ""
     if isinstance(access, Every):
         of_parts = (refusal(session, part, request, audited=audited) for part in access.parts)
         return next((refused for refused in of_parts if refused is not None), None)
@@ -193,15 +193,17 @@ def refusal(
         api = f"{request.method} {request.path}"
         if session.may(access.operation, resource_type, name, api=api, audited=audited):
             return None
-        kind = resource_type.name.lower()
-        of = kind if access.resource is the_cluster else f"{kind} {name}"
-        what = f"{access.operation.name.lower()} {of}"
+        kind, is_cluster = resource_type.name.lower(), access.resource is the_cluster
+        what = f"{access.operation.name.lower()} {kind if is_cluster else f'{kind} {name}'}"
+        rule = f"{access.operation.name} {kind}".lower().replace("_", "-")
+        rule = rule if is_cluster else f"{rule}:{name}"
+        allow = f"; an administrator allows it by: kept acl add {session.principal} {rule}"
     else:
         return None
     message = f"{session.principal} may not {what}"
     if session.principal == ANONYMOUS:
         return login_wanted(request.schemes, f"{message}; ")
-    return failure(403, message)
+    return failure(403, message + allow)
 
 
 def login_wanted(schemes: Collection[str], why: str = "") -> HttpResponse:

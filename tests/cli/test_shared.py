@@ -8,7 +8,9 @@ import pytest
 from kept.cli import output
 from kept.cli.shell import NO_NODE, Failure, for_each
 from kept.cli.topic_partition import PartitionCommand, TopicPartitionArgument
+from kept.cli.unavailable import CommandClient
 from kept.client.core.broker_errors import ConnectionRefused, NoNodeAnswers
+from kept.client.security.security import Security
 
 
 def test_each_name_is_tried_and_each_failure_is_one_line(capfd):
@@ -51,6 +53,13 @@ def test_where_one_node_of_a_cluster_refuses_the_other_names_are_tried(capfd):
     assert for_each(["a", "b", "c"], action) == 1
     said = "kept: b: node-2:9092: Fetch of b-0: connection refused\n"
     assert capfd.readouterr() == ("did a\ndid c\n", said)
+
+
+def test_an_empty_list_says_who_may_not_describe_what_is_there():
+    ada, nobody = CommandClient("n:1", security=Security()), CommandClient("n:1")
+    ada.security.user = "ada"
+    assert ada.none_of("topics") == "there are no topics that User:ada may describe"
+    assert nobody.none_of("topics") == "there are no topics"
 
 
 def parsed(arguments: list[str], *, whole_topic: bool = False) -> dict[str, object]:

@@ -138,6 +138,19 @@ def test_an_answer_that_does_not_come_whole_says_why(says, said, why):
     assert failed.value.may_be_done
 
 
+def test_a_port_of_tls_is_told_from_one_that_is_not_kept(says):
+    for text, why in (
+        (b"This port speaks TLS", "it wants TLS (security.protocol)"),
+        (b"no", "is it kept?"),
+    ):
+        head = f"HTTP/1.1 400 Bad Request\r\nContent-Length: {len(text)}\r\n\r\n".encode()
+        where = says(head + text)
+        with pytest.raises(HttpFailed) as failed:
+            request_any(where, lambda api: api.get("cluster"))
+        said = f"{where}: GET /api/v1/cluster: status 400 and no JSON; {why}"
+        assert str(failed.value) == said
+
+
 def test_a_change_of_whom_the_other_side_does_not_trust_is_not_done(tmp_path):
     """With TLS 1.3 the refusal comes after the handshake, as if it were the answer."""
     authority = Authority(tmp_path)

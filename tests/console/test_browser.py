@@ -789,7 +789,7 @@ def test_a_login_is_asked_for_and_what_is_not_allowed_is_said(chromium):
         assert page.locator("h1").text_content() == "Not allowed"
         browser.show(page, cluster.url(), "#settings/hers")
         said = page.locator("p:has-text('All settings')").text_content()
-        assert said.endswith("not shown: User:ada may not describe_configs topic hers")
+        assert "not shown: User:ada may not describe_configs topic hers; an administrator" in said
         assert page.locator("#alter").count() == 1
         # She may not see the cluster, nor produce: she is told by the node.
         browser.show(page, cluster.url(), "#produce/hers")

@@ -152,7 +152,7 @@ def describe(
             [HIDDEN if c == "value" and row["sensitive"] else row[c] for c in columns]
             for row in rows
         ],
-        empty="no such setting is set: --all also shows those at their default",
+        empty="" if status else "no such setting is set: --all also shows those at their default",
     )
     return status
 

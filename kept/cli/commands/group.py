@@ -81,7 +81,7 @@ def list_groups(
     show_table(
         [shown.get(c, c) for c in columns],
         [[row[c] if row[c] != "" else None for c in columns] for row in rows],
-        empty="there are no such groups: kept consume TOPIC --group NAME makes one",
+        empty=f"{client.none_of('such groups')}: kept consume TOPIC --group NAME makes one",
     )
 
 

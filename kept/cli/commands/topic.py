@@ -130,7 +130,7 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: Bootstrap) -> None:
         for _, t in sorted(topics.items())
         if internal or not t.internal
     ]
-    empty = "there are no topics yet: kept topic create NAME makes one"
+    empty = f"{client.none_of('topics')}: kept topic create NAME makes one"
     show_rows(("name", "partitions", "replicas"), rows, as_json, empty=empty)
 
 

@@ -65,7 +65,7 @@ def list_transactions(*, states: tuple[str, ...], as_json: bool, bootstrap: Boot
         show_table(
             ("transactional id", "coordinator", "producer id", "state"),
             [[row[c] for c in columns] for row in rows],
-            empty="there are no such ids: kept produce --transactional-id ID makes one",
+            empty=f"{client.none_of('such ids')}: kept produce --transactional-id ID makes one",
         )
 
 

@@ -82,6 +82,7 @@ def test_http_asks_for_a_password_and_shows_what_its_user_may_see(guarded):
     assert get(guarded, "/api/v1/cluster", admin)[0] == 200
     status, _, body = get(guarded, "/api/v1/cluster", ada)
     assert status == 403 and b"User:ada may not describe cluster" in body
+    assert b"an administrator allows it by: kept acl add User:ada describe cluster" in body
     assert json.loads(get(guarded, "/api/v1/topics", ada)[2])["topics"] == []
     allow(guarded, READ)
     shown = json.loads(get(guarded, "/api/v1/topics", ada)[2])["topics"]

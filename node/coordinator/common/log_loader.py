@@ -1,7 +1,8 @@
 """Reading a partition of an internal topic into a core.
 
 Records of one slice are replayed at once, then the loop has its turn: a large partition takes as
-long as it takes, but no client of this node waits for more than a slice.
+long as it takes, but no client of this node waits for more than a slice. Nor where many partitions
+are read at once, as after a start: they take turns.
 """
 
 from __future__ import annotations
@@ -25,21 +26,23 @@ Replay = Callable[[BatchHeader, int, memoryview | None, memoryview | None], None
 """Given each record: its batch, offset, key, value; those of control batches, too."""
 
 
-async def load(partition: Partition, replay: Replay) -> int:
-    """Replay what is committed in ``partition``; the number of records.
+async def load(partition: Partition, replay: Replay, turns: asyncio.Lock) -> int:
+    """Replay what is committed in ``partition``; the number of records. ``turns``: of all those
+    that are read meanwhile; it is held for a slice and a turn of the loop.
 
     Raises DamagedData, CorruptMessage (records of a newer Kafka, or damaged ones),
     KafkaStorageError.
     """
     offset, count = partition.log_start_offset, 0
     while offset < partition.high_watermark:
-        data = partition.read_batches(offset, LOAD_SLICE_BYTES)
-        if not data:
-            break
-        for _, header in headers(data):
-            offset = max(offset, header.next_offset)
-        count += replay_batches(data, replay)
-        await asyncio.sleep(0)
+        async with turns:
+            data = partition.read_batches(offset, LOAD_SLICE_BYTES)
+            if not data:
+                break
+            for _, header in headers(data):
+                offset = max(offset, header.next_offset)
+            count += replay_batches(data, replay)
+            await asyncio.sleep(0)
     return count
 
 

@@ -49,7 +49,9 @@ from kept.storage.records import (
 )
 from kept.storage.records import records as read_records
 from tests.support.coordinators import (
+    PARTITIONS,
     TOPIC_ID,
+    FakeNode,
     FakePartition,
     ShardFixture,
     filled,
@@ -106,7 +108,8 @@ async def test_a_member_that_was_told_it_left_has_left_after_a_crash() -> None:
     assert (await result(left)).members == ((member, None, ErrorCode.none),)
     assert (await result(again)).members == ((member, None, ErrorCode.unknown_member_id),)
     successor = GroupCore(ev.GroupSettings())
-    await load(f.partition, partial(GroupCoordinator.replay, successor))  # type: ignore[arg-type]
+    replay: Any = partial(GroupCoordinator.replay, successor)
+    await load(f.partition, replay, asyncio.Lock())  # type: ignore[arg-type]
     assert not successor.groups["g"].members
 
 
@@ -264,6 +267,28 @@ async def test_loading_gives_the_loop_its_turns() -> None:
     f.shard.core.check_invariants()
     found = [offsets(await result(f.fetch(f"group-{i}"))) for i in range(50)]
     assert sum(map(len, found)) == 3_000
+
+
+@run
+async def test_shards_that_load_at_once_take_turns() -> None:
+    """Fifty of them in each turn of the loop would hold it for a tenth of a second."""
+    node, reads = FakeNode(), 0
+    for number in range(PARTITIONS):
+        partition = node.host(number, await filled(2_000))
+        read_batches = partition.read_batches
+
+        def counted(*args: Any, read: Any = read_batches) -> bytes:
+            nonlocal reads
+            reads += 1
+            return bytes(read(*args))
+
+        partition.read_batches = counted  # type: ignore[method-assign]
+    node.apply(*node.created())
+    while sum(1 for _ in node.groups.shards.serving()) < PARTITIONS:
+        before = reads
+        await asyncio.sleep(0)
+        assert reads <= before + 1
+    assert reads > 2 * PARTITIONS
 
 
 async def elected(count: int = 6, known: int = 2) -> ShardFixture:
@@ -581,5 +606,6 @@ async def test_a_load_reads_committed_records_only() -> None:
     partition = await filled(10)
     partition.high_watermark = 4
     core = GroupCore(ev.GroupSettings())
-    found = await load(partition, partial(GroupCoordinator.replay, core))  # type: ignore[arg-type]
+    replay: Any = partial(GroupCoordinator.replay, core)
+    found = await load(partition, replay, asyncio.Lock())  # type: ignore[arg-type]
     assert 4 <= found <= 10 and found == len(core.groups)

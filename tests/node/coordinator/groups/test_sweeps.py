@@ -3,6 +3,7 @@ crash on the way leaves what can be deleted again."""
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from functools import partial
 from typing import Any, cast
@@ -333,7 +334,8 @@ async def test_after_a_crash_on_the_way_the_group_can_be_deleted_again() -> None
     f.partition.commit()
     assert not waiting.done()
     again = GroupCore(ev.GroupSettings())
-    await load(f.partition, partial(GroupCoordinator.replay, again))  # type: ignore[arg-type]
+    replay: Any = partial(GroupCoordinator.replay, again)
+    await load(f.partition, replay, asyncio.Lock())  # type: ignore[arg-type]
     again.loaded(0)
     assert len(dict(again.appended)) == len(dict(again.committed)) == MANY - SLICE_RECORDS
     assert again.describe("large").state == "Empty"

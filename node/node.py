@@ -170,6 +170,7 @@ class Node:
             self._use_quotas(image)
         parts.counters.cluster.acting_on(image, delta, parts.identity.node_id)
         parts.controller.warn_of_unclean_elections(image, delta)
+        parts.marker_writer.metadata_changed(delta)
         await parts.replicas.apply(image, delta)
         parts.groups.metadata_changed(image, delta)
         parts.transactions.metadata_changed(image, delta)

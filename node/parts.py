@@ -362,8 +362,10 @@ class NodeParts:
             for purpose in ("markers", "verify")
         )
         self.producer_ids = ProducerIds(runtime, self.metadata, identity, self.peers)
-        self.marker_writer = MarkerWriter(runtime, self.table, self.barrier, self.groups)
         self.ordinals = ConnectionOrdinals()
+        self.marker_writer = MarkerWriter(
+            runtime, identity, self.table, self.barrier, self.groups, self.ordinals
+        )
         self.transactions = TransactionCoordinator(
             runtime=runtime,
             config=live,

@@ -5,13 +5,21 @@ coordinator forgets the partition then. What this node refuses for the epochs of
 a coordinator, so it is said once it is proven that this node leads. Markers of
 ``__consumer_offsets`` go through the group coordinator, which keeps the offsets that they decide
 on.
+
+A marker may come late: its coordinator gave the connection up, wrote the marker at another node
+that led meanwhile, and the producer began its next transaction, of the same epoch. No later
+connection of that coordinator has come here, so :mod:`kept.node.kafka.marker_connections` knows of
+none, and the epoch of the coordinator may still be the newest that the log knows. But this node
+has begun to lead since that connection was made. So markers over a connection that is older than
+this node's leadership of one of their partitions are not written, and the connection is closed: a
+coordinator that still waits for them sends them over a new one. Kafka writes them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -24,6 +32,7 @@ from kept.storage.errors import (
     CoordinatorNotAvailable,
     InvalidProducerEpoch,
     KeptError,
+    NetworkException,
     NotCoordinator,
     NotLeaderOrFollower,
     RequestTimedOut,
@@ -34,9 +43,12 @@ from kept.storage.records import EndTxnMarker
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
+    from kept.cluster.metadata.image import Delta
     from kept.node.coordinator.common.events import EndMarker
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
+    from kept.node.coordinator.transactions.connections import ConnectionOrdinals
     from kept.node.metadata.leadership_barrier import LeadershipBarrier
+    from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.runtime import Runtime
@@ -150,9 +162,45 @@ class MarkerWriter:
     """Appends transaction markers to the partitions that this node leads."""
 
     runtime: Runtime
+    identity: NodeIdentity
     table: ReplicaTable
     barrier: LeadershipBarrier
     groups: GroupCoordinator
+    ordinals: ConnectionOrdinals
+    _newest_before: dict[TopicPartition, int] = field(default_factory=dict)
+    """Which connection was the newest when this node heard that it leads: of partitions for which
+    it has heard so since there were any."""
+
+    def metadata_changed(self, delta: Delta) -> None:
+        """Connections are older than the leaderships of which this node hears now."""
+        newest_before, newest = self._newest_before, self.ordinals.newest
+        for topic in delta.topics_deleted:
+            for number in range(len(topic.partitions)):
+                newest_before.pop(TopicPartition(topic.name, number), None)
+        for change in delta.partitions:
+            before, after = change.before, change.after
+            if after.leader != self.identity.node_id:
+                newest_before.pop(change.topic_partition, None)
+            elif newest >= 0 and (before is None or before.leader_epoch != after.leader_epoch):
+                newest_before[change.topic_partition] = newest
+
+    def is_stale(self, tp: TopicPartition, connection: int) -> bool:
+        """Whether a connection, by its ordinal, is older than this node's leadership."""
+        return connection <= self._newest_before.get(tp, -1)
+
+    def write_for_node(self, marks: Marks, connection: int) -> Steps[Deferred[Marked]]:
+        """As :meth:`write`, for a coordinator that sent them over ``connection``.
+
+        Raises NetworkException, and writes nothing, where that is older than this node's leadership
+        of one of the partitions: it is to be closed.
+        """
+        every = [(marker, tuple(partitions)) for marker, partitions in marks]
+        for _, partitions in every:
+            for tp in partitions:
+                if self.is_stale(tp, connection):
+                    raise NetworkException(f"{tp} is led here since the connection was made")
+                yield
+        return (yield from self.write(every))
 
     def write(self, marks: Marks) -> Steps[Deferred[Marked]]:
         """Append markers, one partition a step, then write them, once a partition."""

@@ -26,10 +26,15 @@ class WriteTxnMarkersHandler:
 
     marker_writer: MarkerWriter
 
-    def write_txn_markers(self, _ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
-        """WriteTxnMarkers v1-2. A marker of v1 is of a transaction of version 0 or 1."""
+    def write_txn_markers(self, ctx: RequestContext, request: Any) -> Steps[HandlerResult]:
+        """WriteTxnMarkers v1-2. A marker of v1 is of a transaction of version 0 or 1. Raises
+        NetworkException, as :meth:`MarkerWriter.write_for_node` does.
+        """
         marks = ((_marker(entry), _partitions(entry)) for entry in request.markers)
-        marked = yield from self.marker_writer.write(marks)
+        if ctx.session.is_node and ctx.connection is not None:
+            marked = yield from self.marker_writer.write_for_node(marks, ctx.connection)
+        else:
+            marked = yield from self.marker_writer.write(marks)
         return marked.map(_answer)
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
 
 from kept.client.protocol import messages as protocol
+from kept.cluster.metadata.image import Delta, PartitionChange, TopicImage
+from kept.cluster.metadata.records import PartitionRecord
 from kept.node.coordinator.common.events import EndMarker
+from kept.node.coordinator.transactions.connections import ConnectionOrdinals
 from kept.node.coordinator.transactions.marker_writer import MarkerWriter
 from kept.node.kafka.handlers.transactions.write_txn_markers import WriteTxnMarkersHandler
 from kept.node.runtime.time_slices import TimeSlices
 from kept.replication.partition import Partition
 from kept.steps import finished
+from kept.storage.errors import NetworkException
 from kept.storage.records import EndTxnMarker
 from kept.storage.types import IsolationLevel, TopicPartition
 from tests.support import partitions as tools
@@ -131,21 +136,28 @@ class World:
         self.slices = TimeSlices(self.loop)
         here: dict[str, Any] = {
             "runtime": Given(loop=self.loop, now_ms=lambda: tools.NOW),
+            "identity": Given(node_id=0),
             "table": Given(replicas={tools.TP: self.hosted, offsets: self.hosted}),
             "barrier": Given(confirm=self.questions.append),
             "groups": self.groups,
+            "ordinals": (ordinals := ConnectionOrdinals()),
         }
-        writer = MarkerWriter(**here)
-        self.handler = WriteTxnMarkersHandler(writer)
+        self.ordinals = ordinals
+        self.writer = MarkerWriter(**here)
+        self.handler = WriteTxnMarkersHandler(self.writer)
 
-    def ask(self, *markers: dict[str, Any]) -> asyncio.Task[list[list[str]]]:
+    def ask(
+        self, *markers: dict[str, Any], connection: int | None = None
+    ) -> asyncio.Task[list[list[str]]]:
+        """``connection``: of a node; None: they come from a client."""
+        ctx: Any = Given(session=Given(is_node=connection is not None), connection=connection)
         values = {"markers": list(markers)}
         request = protocol.build(
             protocol.message_type(MARKERS, 1, protocol.EntityType.request), values
         )
 
         async def respond() -> list[list[str]]:
-            work = self.handler.write_txn_markers(Given(), request)
+            work = self.handler.write_txn_markers(ctx, request)
             answer = finished(await (await self.slices.finish(work)))
             frame = protocol.encode_response(MARKERS, 1, 7, answer)
             return codes(protocol.decode_response(MARKERS, 1, frame[4:])[1])
@@ -196,7 +208,8 @@ def test_what_was_staged_in_an_earlier_epoch_is_not_taken_for_committed(world):
     """A request that takes slices of time: what is at its offset now may be another one's."""
     values = {"markers": [marker(("t", (0,)), ("missing", (0,)))]}
     kind = protocol.message_type(MARKERS, 1, protocol.EntityType.request)
-    steps = world.handler.write_txn_markers(Given(), protocol.build(kind, values))
+    ctx: Any = Given(session=Given(is_node=False))
+    steps = world.handler.write_txn_markers(ctx, protocol.build(kind, values))
     next(steps)
     world.partition.become_follower(1, 4, 1, (0, 1), (0, 1), tools.NOW)
     tools.lead(world.partition, 5, (0, 1), (0, 1))
@@ -211,6 +224,60 @@ def test_what_was_staged_in_an_earlier_epoch_is_not_taken_for_committed(world):
     answer = finished(ended.value.value.result())
     first, _ = answer["markers"][0]["topics"]
     assert ErrorCode(first["partitions"][0]["error_code"]) is ErrorCode.not_leader_or_follower
+
+
+def led(tp: TopicPartition, leader: int, epoch: int, before: int | None = None) -> PartitionChange:
+    """The metadata says who leads, in which leader epoch; ``before``: the one until then."""
+    topic_id = UUID(int=1)
+    old = None
+    if before is not None:
+        old = PartitionRecord(topic_id, tp.partition, (0, 1), (0, 1), 1, before, before)
+    new = PartitionRecord(topic_id, tp.partition, (0, 1), (0, 1), leader, epoch, 9)
+    return PartitionChange(tp, old, new)
+
+
+def test_markers_over_a_connection_older_than_the_leadership_are_late(world):
+    """Its coordinator gave it up, and wrote the marker at the node that led meanwhile: it would end
+    the next transaction. One that still waits comes again over a new connection.
+    """
+    offsets = TopicPartition("__consumer_offsets", 5)
+    other, old = marker(("__consumer_offsets", (5,))), next(world.ordinals)
+    both = marker(("t", (0,)), ("__consumer_offsets", (5,)))
+    world.writer.metadata_changed(Delta(partitions=(led(tools.TP, 0, 3, before=2),)))
+
+    def is_closed(*markers: dict[str, Any], connection: int) -> bool:
+        end_offset, ended = world.partition.log_end_offset, len(world.groups.ended)
+        task = world.ask(*markers, connection=connection)
+        world.run(0.01)
+        if not task.done() or task.exception() is None:
+            world.partition.fetch(world.partition.log_end_offset, 1000, replica_id=1)
+            assert world.loop.run_until_complete(task)
+            return False
+        assert isinstance(task.exception(), NetworkException)
+        assert (world.partition.log_end_offset, len(world.groups.ended)) == (end_offset, ended)
+        return True
+
+    assert is_closed(other, marker(("t", (0,))), connection=old), "nothing of it is written"
+    assert is_closed(both, connection=old)
+    assert not is_closed(other, connection=old), "this node has led that one since it started"
+    assert not is_closed(marker(("t", (0,))), connection=(new := next(world.ordinals)))
+    world.writer.metadata_changed(Delta(partitions=(led(tools.TP, 0, 3, before=3),)))
+    assert not is_closed(both, connection=new), "the ISR changed, not the leader"
+    world.writer.metadata_changed(Delta(partitions=(led(offsets, 0, 0),)))
+    assert is_closed(other, connection=new), "there may have been another one of that name"
+    world.writer.metadata_changed(Delta(partitions=(led(offsets, 1, 1, before=0),)))
+    assert not is_closed(other, connection=new), "who leads will say so"
+    gone = TopicImage("t", UUID(int=1), (led(tools.TP, 0, 3).after,))
+    world.writer.metadata_changed(Delta(topics_deleted=(gone,)))
+    assert not is_closed(marker(("t", (0,))), connection=old), "nothing is kept of it"
+
+
+def test_an_operators_markers_come_over_any_connection(world):
+    next(world.ordinals)
+    world.writer.metadata_changed(Delta(partitions=(led(tools.TP, 0, 3, before=2),)))
+    task = world.ask(marker(("t", (0,)), coordinator_epoch=0))
+    world.partition.fetch(1, 1000, replica_id=1)
+    assert world.loop.run_until_complete(task) == [["none"]]
 
 
 @pytest.mark.parametrize("why", ["", "nobody answers", "another leads", "it was elected anew"])

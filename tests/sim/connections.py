@@ -262,6 +262,11 @@ class SimTransport(asyncio.Transport):
             if self._held:
                 self._loop.call_soon(self._read, context=self._context)
 
+    @property
+    def holds(self) -> bool:
+        """Whether something that was written is held back on its way."""
+        return bool(self._held_back)
+
     def is_reading(self) -> bool:
         """Whether what comes is read."""
         return not self._paused

@@ -14,7 +14,11 @@ from msgspec.structs import replace
 
 from kept.node.coordinator.transactions.events import EndTransaction
 from kept.node.coordinator.transactions.records import TransactionState
-from kept.storage.errors import InvalidProducerEpoch, InvalidTxnState
+from kept.storage.errors import (
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    TransactionCoordinatorFenced,
+)
 from kept.storage.types import TopicPartition
 from tests.sim.planted import plant
 from tests.sim.planted_replicas import RESTS_S, nothing_synced, returns
@@ -358,4 +362,55 @@ plant(
     "a marker over a connection that its coordinator gave up is not written (T25)",
     ("kept.node.kafka.marker_connections.MarkerConnections.admit", whatever_connection),
     late_markers=True, levels=(1,), lingers_s=0.3, compacts=False, hangs=False, moves=False,
+)  # fmt: skip
+
+
+def from_memory(_: Any) -> Any:
+    """A coordinator says what it remembers, whoever leads."""
+
+    def _prove(self: Any, shard: Any, effect: Any) -> None:
+        shard.respond(effect.request, effect.result)
+
+    return _prove
+
+
+plant(
+    "transactions-connection-of-before", STAGE, 1, "aborted-read torn commit-lost state",
+    "a coordinator that leads again serves no connection of before",
+    (f"{COORDINATOR}.connections.ConnectionOrder.lead_again", returns(None)),
+    returns=True, levels=(1,), holds=0.3, lingers_s=0.3, steady=True, faults=("cut",),
+    compacts=False, hangs=False, moves=False,
+)  # fmt: skip
+plant(
+    "transactions-marker-of-before", STAGE, 1, "markers aborted-read torn commit-lost",
+    "a leader that leads again writes no marker over a connection of before",
+    (f"{COORDINATOR}.marker_writer.MarkerWriter.is_stale", returns(False)),
+    returns=True, late_markers=True, levels=(1,), holds=0.0, lingers_s=0.3, steady=True,
+    faults=("cut",), compacts=False, hangs=False, moves=False,
+)  # fmt: skip
+plant(
+    "transactions-from-memory", STAGE, 1, "commit-lost torn aborted-read state",
+    "who was replaced says of no transaction that it has ended",
+    (f"{COORDINATOR}.coordinator.TransactionCoordinator._prove", from_memory),
+    replaces=True, holds=0.0, returns=False, faults=("clock",), steady=True, strikes=0.0,
+    compacts=False, hangs=False, moves=False, late_markers=False,
+)  # fmt: skip
+
+
+def believed(original: Any) -> Any:
+    """A leader takes the word of a coordinator though it knows its successor."""
+
+    def note_coordinator_epoch(self: Any, producer_id: int, epoch: int) -> None:
+        with suppress(TransactionCoordinatorFenced):
+            original(self, producer_id, epoch)
+
+    return note_coordinator_epoch
+
+
+plant(
+    "transactions-replaced-believed", STAGE, 1, "markers aborted-read hanging",
+    "who was replaced confirms no transaction that its successor has ended",
+    ("kept.replication.partition.Partition.note_coordinator_epoch", believed),
+    replaces=True, holds=0.0, returns=False, faults=("clock",), steady=True, strikes=0.0,
+    compacts=False, hangs=False, moves=False, late_markers=False,
 )  # fmt: skip

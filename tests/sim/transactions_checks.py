@@ -7,8 +7,8 @@
 - ``offset-torn``: a group's offset is that of a transaction that did not commit, or is older than
   that of one that did (I12);
 - ``producer-id``: a producer id has two transactional ids, or an epoch comes twice (I7);
-- ``markers``: a marker lies within a transaction, a coordinator epoch falls (I2, I8), or a record
-  of an epoch lies behind a marker of a later one (I6);
+- ``markers``: a marker lies within a transaction, a coordinator epoch falls (I2, I8), a record
+  lies behind a marker of a later epoch, or behind that of its own transaction (I6);
 - ``state``: in ``__transaction_state`` another end follows what was decided, or none (I3), a
   producer id or an epoch falls (I7);
 - ``fenced``: what an instance sends is taken after a newer one was given an epoch (I6);
@@ -115,6 +115,11 @@ class TransactionChecks:
                     "fenced",
                     f"{transactional_id}: {what} of {producer_id}/{epoch} is taken, after {given}",
                 )
+
+    def late(self, transaction: Transaction, tp: TopicPartition, told: str) -> None:
+        """A batch came when its transaction had ended there, and its sender was told this."""
+        if told == "none" and not self._may_lose():
+            raise Violation("markers", f"{tp}: a batch of {transaction} is taken behind its marker")
 
     def described(self, transactional_id: str, producer_id: int, epoch: int) -> None:
         """A coordinator says who an id's producer is; -1 an epoch that was not given yet."""

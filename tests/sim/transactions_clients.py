@@ -31,8 +31,6 @@ TIMEOUT_MS: Final = 3000
 INIT_PRODUCER_ID: Final = 22
 TXN_OFFSET_COMMIT: Final = 28
 AGAIN_S: Final = 0.05
-GIVES_UP_S: Final = 0.3
-"""After that a client takes a connection for dead that holds its request."""
 COORDINATOR: Final = frozenset(
     {"not_coordinator", "coordinator_not_available", "coordinator_load_in_progress"}
 )
@@ -77,7 +75,7 @@ class Transactor:
         while history.running:
             self.instances += 1
             instance = Instance(self, f"{self.name}.{self.instances}")
-            life_s = history.random.uniform(0.5, 6)
+            life_s = history.random.uniform(*history.life_s)
             task = history.loop.create_task(instance.run(history.loop.time() + life_s))
             self.tasks.append(task)
             if history.random.random() < history.zombie_share:
@@ -174,9 +172,12 @@ class Instance:
         """
         history = self.history
         connection = await self.client.connect(machine)
-        history.hold(connection)
+        if history.returns is None:
+            history.hold(connection)
+        else:
+            history.returns.hold(connection, [history.coordinated(self.slot.name)])
         history.world.counts["requests held in an old connection"] += 1
-        waiting = connection.call(api, version, values, GIVES_UP_S)
+        waiting = connection.call(api, version, values, history.gives_up_s)
         self.client.abandon(machine)
         return await waiting
 

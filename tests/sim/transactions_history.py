@@ -10,7 +10,8 @@ its sender came again on a new one (T24), and a coordinator dies at the moment a
 reads that its transaction ended.
 
 In some a WriteTxnMarkers of a coordinator is held, too, until its coordinator has given the
-connection up and has sent the markers over another one (T25).
+connection up and has sent the markers over another one (T25). In some what is held arrives when the
+leadership that it was sent for has gone and come back (:mod:`tests.sim.transactions_returns`).
 
 In some histories the records have few keys, and the cleaner makes passes of the topic while
 transactions are open, end and are aborted (:mod:`tests.sim.transactions_compaction`).
@@ -26,8 +27,11 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 from uuid import UUID
 
+from kept.cluster.raft.messages import AppendEntries, Message
+from kept.node.coordinator.common.partitioner import partition_for
 from kept.node.coordinator.transactions import marker_channel
-from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
+from kept.node.internode.peers import Peers
+from kept.node.metadata.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from kept.node.replicas import maintenance
 from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition
@@ -44,6 +48,7 @@ from tests.sim.transactions_clients import OffsetReader, Reader, Transactor
 from tests.sim.transactions_compaction import CompactedTransactionChecks
 from tests.sim.transactions_movers import GROUP, SOURCE, Mover
 from tests.sim.transactions_operator import Ghost, TransactionOperator
+from tests.sim.transactions_returns import GIVEN_UP_S, Replaced, Returns
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
@@ -58,6 +63,12 @@ KEYS: Final = 6
 COMPACTS: Final = 0.3
 TOMBSTONES: Final = 0.2
 LATE_MARKERS: Final = 0.2
+RETURNS: Final = 0.2
+LIFE_S: Final = (0.5, 6.0)
+STEADY_S: Final = (60.0, 60.0)
+"""How long an instance of a producer lives."""
+GIVES_UP_S: Final = 0.3
+"""After that a client takes a connection for dead that holds its request."""
 MARKERS_ANSWER_S: Final = 1.0
 """How long a coordinator waits for an answer where its markers are held."""
 PAUSE_S: Final = (0.3, 1.5)
@@ -88,21 +99,27 @@ class TransactionsHistory(NodesHistory):
         moves: bool | None = None,
         compacts: bool | None = None,
         late_markers: bool | None = None,
+        returns: bool | None = None,
         recreates: bool = False,
         expires: bool = False,
         naps: float = 0.03,
         levels: tuple[int, ...] = (1, 1, 2),
         lingers_s: float = 0.0,
+        replaces: bool = False,
+        steady: bool = False,
+        faults: tuple[str, ...] = (),
         **options: Any,
     ) -> None:
         """``holds``: how often an EndTxn is held; ``strikes``: how often a coordinator is struck
         as one is answered; ``fences``: an operator does; ``hangs``: transactions do, until an
         operator ends them; ``moves``: records are moved in transactions; ``compacts``: the cleaner
-        makes passes of the topic; ``late_markers``: markers are held; drawn if None.
+        makes passes of the topic; ``late_markers``: markers are held; ``returns``: leaderships go
+        and come back meanwhile; drawn if None.
         ``recreates``: a topic is deleted and made anew; ``expires``: producers are forgotten that
         were silent for two seconds. ``naps``: how often a mover sleeps for longer than its session.
         ``levels``: the versions of transactions that producers have; ``lingers_s``: how long they
-        may wait after each of their batches.
+        may wait after each of their batches; ``replaces``: coordinators are, and do not hear of
+        it; ``steady``: instances live long, and nobody fences them; ``faults``: the only kinds.
         """
         self.rows = Random(f"compacts {seed}")
         """For what is in histories with passes, and no other."""
@@ -110,6 +127,7 @@ class TransactionsHistory(NodesHistory):
         self.compacts = drawn if compacts is None else compacts
         late = self.rows.random() < LATE_MARKERS
         self.late_markers = late if late_markers is None else late_markers
+        self._draw_moves(seed, returns, replaces)
         self.recreates, self.expires = recreates, expires
         self.levels, self.lingers_s = levels, lingers_s
         super().__init__(seed, **options)
@@ -118,6 +136,7 @@ class TransactionsHistory(NodesHistory):
         self.hold_share = random.choice((0.0, 0.05, 0.2)) if holds is None else holds
         self.zombie_share = random.choice((0.0, 0.3))
         self.crash_share = random.choice((0.0, 0.05))
+        self._calm(steady, faults)
         if fences:
             self.operator.kinds = ["fence", "describe"]
         self.hangs = (self.jobs.random() < 0.2 and not self.compacts) if hangs is None else hangs
@@ -132,6 +151,25 @@ class TransactionsHistory(NodesHistory):
         self.readers: list[Reader] = []
         self.transactors: list[Transactor] = []
         self._values = 0
+
+    def _draw_moves(self, seed: int, returns: bool | None, replaces: bool) -> None:
+        """Which leaderships move while something is on its way."""
+        self.moves_random = Random(f"returns {seed}")
+        drawn = self.moves_random.random() < RETURNS
+        self.returns = Returns(self) if (drawn if returns is None else returns) else None
+        self.replaced = Replaced(self) if replaces else None
+        self.deaf: set[int] = set()
+        """Nodes that get no entries of the metadata log."""
+        self.gives_up_s = GIVES_UP_S if self.returns is None else GIVEN_UP_S
+
+    def _calm(self, steady: bool, faults: tuple[str, ...]) -> None:
+        """Let fewer things happen than were drawn."""
+        if faults:
+            self.faults.kinds, self.faults.pace_s = list(faults), 2.0
+        self.life_s = STEADY_S if steady else LIFE_S
+        if steady:
+            self.zombie_share = self.crash_share = 0.0
+            self.operator.kinds = []
 
     def _configure(self) -> None:
         """The settings, and what the operator does, that follow from what was drawn."""
@@ -248,6 +286,15 @@ class TransactionsHistory(NodesHistory):
         internal = [tp for tp in self.checks.registers if tp.topic in INTERNAL]
         return [*self.data, *sorted(internal)]
 
+    def leader(self, tp: TopicPartition) -> int:
+        """Who leads a partition, as the newest metadata have it; -1: nobody."""
+        state = self.checks.register(tp).state
+        return -1 if state is None else state.leader
+
+    def coordinated(self, name: str) -> TopicPartition:
+        """The partition that keeps a transactional id."""
+        return TopicPartition(TRANSACTION_STATE, partition_for(name, STATE_PARTITIONS))
+
     def next_value(self) -> int:
         """An offset that nobody committed."""
         self._values += 1
@@ -263,13 +310,22 @@ class TransactionsHistory(NodesHistory):
         with ExitStack() as stack:
             stack.enter_context(super().watched())
             stack.enter_context(passes_run_here(self))
+            stack.enter_context(mock.patch.object(Peers, "send", self._unless_deaf(Peers.send)))
             if self.late_markers:
-                stack.enter_context(mock.patch.object(marker_channel, "ANSWER_S", MARKERS_ANSWER_S))
+                answer_s = MARKERS_ANSWER_S if self.returns is None else GIVEN_UP_S
+                stack.enter_context(mock.patch.object(marker_channel, "ANSWER_S", answer_s))
             if self.expires:
                 stack.enter_context(
                     mock.patch.object(maintenance, "EXPIRY_TICK_MS", EXPIRY_TICK_MS)
                 )
             yield
+
+    def _unless_deaf(self, original: Any) -> Any:
+        def send(peers: Peers, message: Message) -> None:
+            if not (message.to in self.deaf and isinstance(message, AppendEntries)):
+                original(peers, message)
+
+        return send
 
     async def _hold_markers(self) -> None:
         """What coordinators send to leaders stays in its connection until they have given that up,
@@ -279,15 +335,20 @@ class TransactionsHistory(NodesHistory):
             await asyncio.sleep(self.rows.uniform(*PAUSE_S))
             nodes = [one.node for one in self.machines if one.ready and one.node is not None]
             opened = [
-                connection
+                (node_id, connection)
                 for node in nodes
-                for connection in node.parts.marker_requests._connections.values()
+                for node_id, connection in node.parts.marker_requests._connections.items()
                 if not connection.closed
             ]
             if opened:
-                connection = self.rows.choice(opened)
-                self.hold(connection)
+                node_id, connection = self.rows.choice(opened)
+                led = [tp for tp in self.moved() if self.leader(tp) == node_id]
+                led = [tp for tp in led if tp.topic != TRANSACTION_STATE]
                 connection._transport.arrives_whole = True
+                if self.returns is None or not led:
+                    self.hold(connection)
+                else:
+                    self.returns.hold(connection, self.moves_random.sample(led, len(led)))
                 self.world.counts["connections of markers held"] += 1
 
     def make_clients(self) -> list[Any]:
@@ -311,7 +372,8 @@ class TransactionsHistory(NodesHistory):
             for number in range(self.subscribed[1]):
                 tp = TopicPartition(self.subscribed[0], number)
                 self.writers.append(Producer(Client(self), tp, -1, 1, 0.2))
-        return [*self.writers, *self.readers, *offsets, *ghosts, *movers]
+        replaced = [] if self.replaced is None else [self.replaced]
+        return [*self.writers, *self.readers, *offsets, *ghosts, *movers, *replaced]
 
     async def verify(self) -> None:
         """Nothing is open, and readers find all that was committed, whole."""

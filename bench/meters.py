@@ -43,6 +43,14 @@ def resident_bytes(pid: int) -> int:
     return _rollup(pid, "Rss")
 
 
+def peak_bytes(pid: int) -> int:
+    """The largest RSS that the process has had."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/{pid}/status has no line VmHWM:")
+
+
 def proportional_bytes(pid: int) -> int:
     """PSS: a page that n processes share counts for 1/n."""
     return _rollup(pid, "Pss")

@@ -146,6 +146,9 @@ class LogDirectory:
         self.unopened: set[TopicPartition] = set()
         """Logs that were there, and that nobody has opened (yet): what the checkpoints say of them
         stays, and after a crash there is no clean stop before all were looked through."""
+        self._uncollected: set[TopicPartition] = set()
+        """Logs that were opened, and that no checkpoint was collected of yet: whoever collects may
+        not know of them, though the thread that opened them is done."""
         self._put_back: set[TopicPartition] = set()
         """Logs that were set aside once: the checkpoints have forgotten them."""
         self.version = 0
@@ -384,6 +387,7 @@ class LogDirectory:
         high_watermark, recovery_point = self.high_watermarks.get(tp, 0), recovery_point or 0
         if missing_files.report_missing(log, traces, high_watermark, recovery_point):
             self._note_loss(log, recovery_point)
+        self._uncollected.add(tp)
         self.unopened.discard(tp)
         return log
 
@@ -461,6 +465,7 @@ class LogDirectory:
         renamed = []
         for log, unique in logs:
             self._changed.pop(log.topic_partition, None)
+            self._uncollected.discard(log.topic_partition)
             path = self._file(layout.deleted_directory_name(log.topic_partition, unique))
             if isinstance(log, ClosedLog):
                 self.unopened.discard(log.topic_partition)
@@ -560,7 +565,8 @@ class LogDirectory:
         """
         with self._writing:
             current, known = dict(offsets), self.checkpoints[kind]
-            kept = set(self.unopened)
+            kept = set(self.unopened)  # before what comes from there
+            kept |= self._uncollected - current.keys()
             if version < self.version:
                 later = {tp for tp, n in self._changed.copy().items() if n > version}
                 current = {tp: offset for tp, offset in current.items() if tp not in later}
@@ -569,6 +575,8 @@ class LogDirectory:
             current |= {tp: known[tp] for tp in kept if tp in known}
             checkpoints.write_offsets(self.disk, self._file(kind.value), current)
             self.checkpoints[kind] = current
+            if kind is Checkpoint.HIGH_WATERMARKS:  # each log has one
+                self._uncollected -= offsets.keys()
 
     def state_recovery_point(self, tp: TopicPartition, offset: int, version: int) -> bool:
         """Make one log's recovery point durable, before files are put into place that have gaps

@@ -672,6 +672,24 @@ def test_who_stops_before_the_logs_were_opened_does_not_say_that_all_is_well(dis
     assert last.was_clean and last.recovery_points == {TP: 0}
 
 
+@pytest.mark.parametrize("kind", Checkpoint)
+def test_what_is_known_of_a_log_that_was_opened_just_now_stays(disk, kind) -> None:
+    """A thread opened it, and the loop that collects the offsets has not heard of it yet."""
+    directory = opened(crashed_with_a_log(disk))
+    log = directory.open_log(TP, DIRECTORY_ID, LogConfig(), now_ms=0)
+    directory.write_checkpoints(kind, {}, directory.version)
+    assert directory.checkpoints[kind] == {TP: 7}
+    directory.write_checkpoints(kind, {TP: 6}, directory.version)
+    directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: 5}, directory.version)
+    directory.write_checkpoints(kind, {}, directory.version)
+    assert directory.checkpoints[kind] == {}, "its log start is that of its first segment, say"
+    again = opened(crashed_with_a_log(SimulatedDisk()))
+    log = again.open_log(TP, DIRECTORY_ID, LogConfig(), now_ms=0)
+    again.mark_deleted(log, uuid.uuid4(), now_ms=0)
+    again.write_checkpoints(kind, {}, again.version)
+    assert again.checkpoints[kind] == {} and not again._uncollected
+
+
 def test_who_stops_early_after_a_clean_stop_leaves_the_mark_as_it_was(disk) -> None:
     directory = opened(disk)
     create_log(directory, TP, DIRECTORY_ID, LogConfig(), now_ms=0)

@@ -1,8 +1,9 @@
 """Checks of passwords, which are slow on purpose: two at a time, in threads, fair to addresses.
 
 Each costs a PBKDF2 of some milliseconds. :data:`MAX_WAITING` may wait, :data:`MAX_WAITING_PER_HOST`
-of one address; beyond, a check is refused. Addresses take turns, so that one that tries passwords
-by the thousand keeps nobody else waiting. A pair that was right is remembered for
+of one address; beyond, a check is refused, or the newest of the address that has most waiting where
+the new one has fewer. Addresses take turns, so that one that tries passwords by the thousand keeps
+nobody else waiting. A pair that was right is remembered for
 :data:`REMEMBER_S`, by a keyed hash, while the credential is the same.
 """
 
@@ -37,8 +38,8 @@ class PasswordChecks:
         self._secret = secrets.token_bytes(32)
         self._threads: ThreadPoolExecutor | None = None
         self._running = 0
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By address, in the order in which addresses have their turns."""
+        self._waiting: dict[str, deque[asyncio.Future[bool]]] = {}
+        """By address, in the order in which addresses have their turns; whether each got one."""
         self._count = 0
         self._right: dict[bytes, tuple[float, object]] = {}
         """Until when a pair counts as right, and for which credential."""
@@ -90,19 +91,33 @@ class PasswordChecks:
         if self._running < THREADS and not self._count:
             self._running += 1
             return True
-        own = self._waiting.get(host, ())
-        if self._count >= MAX_WAITING or len(own) >= MAX_WAITING_PER_HOST:
+        waiting = len(self._waiting.get(host, ()))
+        if waiting >= MAX_WAITING_PER_HOST:
             return False
-        turn: asyncio.Future[None] = self._loop.create_future()
+        if self._count >= MAX_WAITING and not self._make_room(waiting):
+            return False
+        turn: asyncio.Future[bool] = self._loop.create_future()
         self._waiting.setdefault(host, deque()).append(turn)
         self._count += 1
         try:
-            await turn
+            return await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn.done() and not turn.cancelled() and turn.result():
                 self._running -= 1
                 self._wake_next()
             raise
+
+    def _make_room(self, waiting: int) -> bool:
+        """Refuse the newest of the address that has most waiting, for one of an address that has
+        ``waiting``; False where it would have more then.
+        """
+        most = max(self._waiting.values(), key=len)
+        if len(most) <= waiting + 1:
+            return False
+        turn = most.pop()
+        self._count -= 1
+        if not turn.done():
+            turn.set_result(False)
         return True
 
     def _wake_next(self) -> None:
@@ -115,7 +130,7 @@ class PasswordChecks:
                 self._waiting[host] = own
             if not turn.done():
                 self._running += 1
-                turn.set_result(None)
+                turn.set_result(True)
 
     def _remember(self, pair: bytes, credential: object) -> None:
         self._right.pop(pair, None)

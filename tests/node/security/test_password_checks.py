@@ -150,6 +150,40 @@ def test_what_waits_is_bounded_also_when_clients_leave(monkeypatch: pytest.Monke
     run(_bounded)(monkeypatch)
 
 
+async def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, addresses = Held(monkeypatch), MAX_WAITING // MAX_WAITING_PER_HOST
+    running = [held.start("first", f"running {number}") for number in range(2)]
+    flood = [
+        held.start(f"bad {number % addresses}", f"guess {number}") for number in range(MAX_WAITING)
+    ]
+    await until(lambda: held.checks.waiting == MAX_WAITING)
+    good, also = held.start("good", "right"), held.start("good", "other")
+    await turns()
+    refused = [task for task in flood if task.done()]
+    assert len(refused) == 2 and not any(task.result() for task in refused)
+    assert refused == [flood[-addresses], flood[1 - addresses]], "those that came last"
+    assert held.checks.waiting == MAX_WAITING
+    while not good.done():
+        await turns()
+        password, _ = held.begun[0]
+        await held.end(password, right=password == "right")
+        await turns()
+    assert await good and len([task for task in flood if not task.done()]) > MAX_WAITING - 20
+    for task in (*running, *flood, also):
+        task.cancel()
+    while held.begun:
+        await held.end(held.begun[0][0])
+        await turns()
+    assert held.checks.waiting == 0
+
+
+def test_addresses_that_flood_leave_room_for_one_that_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who gives way is who came last of the address that has most waiting."""
+    run(_shared)(monkeypatch)
+
+
 def test_each_further_failure_of_an_address_waits_twice_as_long() -> None:
     failed = FailedLogins()
     now, delays = 1_000_000, []

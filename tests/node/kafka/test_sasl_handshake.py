@@ -338,6 +338,16 @@ def test_http_asks_who_it_is(secure, path, authorization, status) -> None:
     assert answers[1][1]["www-authenticate"] == 'Basic realm="kept", charset="UTF-8"'
 
 
+def test_a_request_with_two_logins_has_none(secure) -> None:
+    """Which of the two counts would be seen differently by a proxy."""
+    lone = secure()
+    right = basic("ada", "pencil")
+    for other in (right, basic("ada", "wrong")):
+        logins = f"Authorization: {right}\r\nAuthorization: {other}"
+        answer = lone.http(f"GET /metrics HTTP/1.1\r\nHost: localhost\r\n{logins}\r\n\r\n")
+        assert answer[0] == 401
+
+
 def test_who_gives_wrong_passwords_holds_nobody_up(secure) -> None:
     """So many large answers are made at a time; whoever is refused late is none of them."""
     lone = secure(connection_failed_authentication_delay_ms="5000")

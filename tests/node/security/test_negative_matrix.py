@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
 from kio.static.constants import EntityType
 
 from kept.client.protocol import messages as protocol
+from kept.cluster.security.acl_index import AclIndex
+from kept.cluster.security.acls import (
+    CLUSTER_NAME,
+    AclBinding,
+    AclOperation,
+    AclPermission,
+    AclResourceType,
+    PatternType,
+)
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.http import route_table
 from kept.node.http.messages import HttpRequest
+from kept.node.http.route_access import refusal
 from kept.node.kafka import api
+from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.session import ALLOW_ALL, Session
 from tests.support.made_requests import made
 from tests.support.strangers import STRANGERS, stranger
@@ -259,6 +272,91 @@ def test_every_route_refuses_strangers_and_tells_them_nothing(lone_node, who):
         else:
             assert status == 200, about
             assert EXISTS not in str(known), about
+
+
+RIGHTS: dict[str, set[str]] = {
+    "DESCRIBE CLUSTER": {"cluster", "quorum", "cleaner", "compaction/passes"},
+    "DESCRIBE TOPIC": {
+        "topics/{topic}",
+        "topics/{topic}/groups",
+        "history/throughput",
+        "compaction",
+        "events",
+        "compaction/history",
+        "compaction/explain",
+        "compaction/lost",
+        "compaction/replica",
+        "pulse",
+    },
+    "DESCRIBE GROUP": {"history/lag", "groups/{group}"},
+    "DESCRIBE TRANSACTIONAL_ID": {"transactions/{transactional_id}"},
+    "DESCRIBE_CONFIGS TOPIC": {"topics/{topic}/config"},
+    "DESCRIBE_CONFIGS CLUSTER": {"brokers/{broker}/config"},
+    "READ TOPIC": {
+        "records",
+        "records/key",
+        "search",
+        "tail",
+        "compaction/why-missing",
+        "compaction/digests",
+    },
+    "READ TOPIC, READ GROUP": {"groups/reset-offsets"},
+    "WRITE TOPIC": {"produce"},
+    "DELETE TOPIC": {"topics/delete"},
+    "ALTER TOPIC": {"compaction/now", "compaction/retry"},
+    "ALTER_CONFIGS TOPIC": {"topics/alter"},
+    "ALTER_CONFIGS CLUSTER": {"brokers/config"},
+    "ALTER CLUSTER": {"partitions/elect", "voters/add", "voters/remove"},
+    "": {"topics", "groups", "transactions", "topics/create"},
+}
+"""Routes below ``/api/v1/`` by the rights of which none may be missing. Lists are filtered; either
+of two rights lets somebody create a topic."""
+KINDS = {
+    AclResourceType.TOPIC: "*",
+    AclResourceType.GROUP: "*",
+    AclResourceType.CLUSTER: CLUSTER_NAME,
+    AclResourceType.TRANSACTIONAL_ID: "*",
+}
+
+
+def refused_without(method: str, path: str, **more: str) -> str:
+    """The rights whose denial beside an ALLOW of everything refuses a route."""
+
+    def rule(kind: AclResourceType, operation: AclOperation, permission: AclPermission) -> Any:
+        named = kind, KINDS[kind], PatternType.LITERAL
+        return AclBinding(*named, "User:ada", "*", operation, permission)
+
+    everything = [rule(kind, AclOperation.ALL, AclPermission.ALLOW) for kind in KINDS]
+    parameters = {"topic": "t", "group": "g", "partition": "0", **more}
+    needed = []
+    for kind in KINDS:
+        for operation in list(AclOperation)[3:]:
+            index = AclIndex().changed([*everything, rule(kind, operation, AclPermission.DENY)])
+            session = Session("User:ada", authorizer=StandardAuthorizer(partial(same, index), []))
+            request = HttpRequest(method, path, parameters, parameters, session=session)
+            request.named = "named"
+            access = route_table.ROUTES[path][method].access_to(request)
+            if refusal(session, access, request, audited=False) is not None:
+                needed.append(f"{operation.name} {kind.name}")
+    return ", ".join(needed)
+
+
+def same(index: AclIndex) -> AclIndex:
+    return index
+
+
+def test_each_route_asks_for_its_rights() -> None:
+    import_module("kept.node.http.routes")
+    found: dict[str, set[str]] = {}
+    for method, path in every_route():
+        if path.startswith(route_table.API):
+            rights = refused_without(method, path)
+            found.setdefault(rights, set()).add(path.removeprefix(route_table.API))
+    assert found == RIGHTS
+    assert refused_without("GET", "/metrics") == "DESCRIBE CLUSTER"
+    explain, alter = f"{route_table.API}compaction/explain", f"{route_table.API}topics/alter"
+    assert refused_without("GET", explain, key="k") == "READ TOPIC"
+    assert refused_without("POST", alter, partitions="3") == "ALTER TOPIC"
 
 
 @pytest.mark.parametrize("who", EVERYBODY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ import pytest
 from kept.client.protocol import messages as protocol
 from kept.node.kafka.response_memory import DRAW_BYTES, ITEM_BYTES, ResponseMemory
 from kept.node.runtime.memory_budget import MemoryBudget
+from tests.node.conftest import Lone
 
 PARTITIONS = 3000
+RESPONSES_BYTES = 4 << 20
+BEHIND_BYTES = 200_000
 PATIENCE_S = 60
 
 
@@ -68,6 +72,28 @@ def test_nodes_do_not_wait_for_clients() -> None:
     assert drawn(ResponseMemory(None), 1000, Waiting()) == 1000
 
 
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lone]:
+    """A node with many partitions and little memory for its responses."""
+    settings = {
+        "kept_responses_max_bytes": str(RESPONSES_BYTES),
+        "kept_connection_inflight_max_bytes": str(BEHIND_BYTES),
+    }
+    with asyncio.Runner() as runner:
+        lone = Lone(runner, str(tmp_path_factory.mktemp("responses")), **settings)
+        lone.create("many", PARTITIONS)
+        lone.create("quiet")
+        yield lone
+        lone.stop()
+
+
+async def all_gone(lone: Lone) -> None:
+    """No client is connected any more, and no memory is out."""
+    parts = lone.node.parts
+    while parts.listeners[0].connections or parts.responses.used_bytes or parts.budget.used_bytes:
+        await asyncio.sleep(0.001)
+
+
 class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -94,15 +120,11 @@ async def watch(lone: Any, most: list[int]) -> None:
         await asyncio.sleep(0)
 
 
-def test_many_who_ask_for_everything_are_answered_within_the_budget(lone_node) -> None:
-    limit = 4 << 20
-    lone = lone_node(kept_responses_max_bytes=str(limit))
-    lone.create("many", PARTITIONS)
-
+def test_many_who_ask_for_everything_are_answered_within_the_budget(node) -> None:
     async def go() -> int:
         most = [0]
-        several = [await Client.open(lone) for _ in range(16)]
-        watching = asyncio.create_task(watch(lone, most))
+        several = [await Client.open(node) for _ in range(16)]
+        watching = asyncio.create_task(watch(node, most))
         for client in several:
             client.writer.write(everything())
         sizes = {len(await client.answer()) for client in several}
@@ -112,20 +134,16 @@ def test_many_who_ask_for_everything_are_answered_within_the_budget(lone_node) -
         watching.cancel()
         for client in several:
             client.writer.close()
-        while lone.node.parts.responses.used_bytes:
-            await asyncio.sleep(0.001)
+        await all_gone(node)
         return most.pop()
 
     one = PARTITIONS * (ITEM_BYTES + 100) + DRAW_BYTES
-    assert one < lone.run(go()) <= limit + one
+    assert one < node.run(go()) <= RESPONSES_BYTES + one
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_responses_behind_one_that_waits_are_bounded(lone_node, leaves) -> None:
+def test_responses_behind_one_that_waits_are_bounded(node, leaves) -> None:
     """A fetch waits for records; what was asked behind it is made, and must not pile up."""
-    lone = lone_node(kept_connection_inflight_max_bytes="200000")
-    lone.create("many", PARTITIONS)
-    lone.create("quiet")
     partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
     values = {
         "max_wait": 2000 if not leaves else 60_000, "min_bytes": 1, "max_bytes": 1000,
@@ -134,16 +152,16 @@ def test_responses_behind_one_that_waits_are_bounded(lone_node, leaves) -> None:
     waits = protocol.encode_request(1, 4, 1, "test", values)
 
     async def go() -> None:
-        client = await Client.open(lone)
+        client = await Client.open(node)
         client.writer.write(waits + b"".join(map(everything, range(20))))
-        (mine,) = lone.node.parts.listeners[0].connections
+        (mine,) = node.node.parts.listeners[0].connections
         async with asyncio.timeout(PATIENCE_S):
-            while mine._behind_bytes < 200_000:
+            while mine._behind_bytes < BEHIND_BYTES:
                 await asyncio.sleep(0.001)
         for _ in range(200):  # time for more of them, were there no limit
             await asyncio.sleep(0.001)
-        size = lone.node.parts.budget.used_bytes
-        assert 200_000 <= mine._behind_bytes <= size < 600_000
+        size = node.node.parts.budget.used_bytes
+        assert BEHIND_BYTES <= mine._behind_bytes <= size < 3 * BEHIND_BYTES
         assert mine.has_unsent, "it is closed when it stays so"
         if leaves:
             mine.abort()
@@ -152,8 +170,9 @@ def test_responses_behind_one_that_waits_are_bounded(lone_node, leaves) -> None:
             for number in range(20):
                 answer = await client.answer()
                 assert struct.unpack_from(">i", answer) == (number,)
-        while lone.node.parts.budget.used_bytes or mine._behind_bytes:
+        while node.node.parts.budget.used_bytes or mine._behind_bytes:
             await asyncio.sleep(0.001)
         client.writer.close()
+        await all_gone(node)
 
-    lone.run(go())
+    node.run(go())

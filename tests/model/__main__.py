@@ -57,7 +57,7 @@ def protocol(states: int, seconds: float, first_seed: int) -> bool:
         "unclean elections", Model(max_epoch=8, unclean=True), starts.AtRandom((7, 6, 7, 40)), 160
     )
     at_random(
-        "logs that are cut where a record has rotted", Model(max_epoch=8, rots=True),
+        "damaged records, and epochs", Model(max_epoch=8, rots=True, parts=True),
         starts.AtRandom((8, 7, 5, 40)), 180,
     )  # fmt: skip
     at_random("four replicas", Model(4, max_epoch=8), starts.AtRandom((7, 6, 4, 40), 4), 200)

@@ -28,11 +28,11 @@ UNCLEAN = {
 }  # fmt: skip
 """Shown by histories with unclean elections."""
 
-ROTS = {
-    Mistake.COMPLETE_AFTER_CUT, Mistake.COMPLETE_REMEMBERED, Mistake.APPLIED_REMEMBERED,
-    Mistake.CUT_UNASKED, Mistake.MEMBERS_CUT, Mistake.LACKING_ENTERS,
-}  # fmt: skip
-"""Shown by histories in which logs are cut by damage."""
+ROTS = {Mistake.CUT_UNASKED, Mistake.MEMBERS_CUT, Mistake.LACKING_ENTERS}
+"""Shown by histories in which records are found damaged."""
+
+PARTS = {Mistake.COMPLETE_AFTER_CUT, Mistake.COMPLETE_REMEMBERED, Mistake.APPLIED_REMEMBERED}
+"""Shown by histories in which logs part once more, and are cut."""
 
 STARTS = {
     "stale high watermark": starts.stale_high_watermark(),
@@ -75,6 +75,8 @@ def options_of(mistake: Mistake) -> dict[str, Any]:
         options["slow_passes"] = True
     if mistake in ROTS:
         options["rots"] = True
+    if mistake in PARTS:
+        options["parts"] = True
     if mistake is Mistake.OWN_CLOCK:
         options["expire_at_once"] = False
     return options

@@ -83,7 +83,7 @@ class _Fair:
         self.model = Model(
             model.replicas, model.mistake, keys=model.keys, max_epoch=10**6, half_swaps=False,
             expire_at_once=model.expire_at_once, slow_passes=False, unclean=model.unclean,
-            rots=model.rots,
+            rots=model.rots, parts=model.parts,
             delayed=model.delayed, reads_at_hw=model.reads_at_hw, only=model.only,
         )  # fmt: skip
         self.state = state._replace(budget=state.budget._replace(isr_changes=99))

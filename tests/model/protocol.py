@@ -276,15 +276,16 @@ class Model:
     ``half_swaps``: swaps may stop after any offset. ``expire_at_once``: a pass may drop tombstones
     that have just been written, as with a clock that may be anywhere. ``slow_passes``: the result
     of a pass may come any time later. ``unclean``: replicas outside the ISR may be elected.
-    ``rots``: a follower may find a record damaged, and logs may part by damaged epochs.
-    ``delayed``: acknowledgements travel by themselves. ``only``: check these properties alone.
+    ``rots``: a follower may find a record damaged. ``parts``: the log of a replica outside the ISR
+    may part from its leader's once more, for epochs are damaged. ``delayed``: acknowledgements
+    travel by themselves. ``only``: check these properties alone.
     """
 
     def __init__(
         self, replicas: int = 3, mistake: Mistake | None = None, *, keys: int = 2,
         max_epoch: int = 3, half_swaps: bool = True, expire_at_once: bool = True,
         slow_passes: bool = False, unclean: bool = False, rots: bool = False,
-        delayed: bool = True, reads_at_hw: bool = False, only: str = "",
+        parts: bool = False, delayed: bool = True, reads_at_hw: bool = False, only: str = "",
     ) -> None:  # fmt: skip
         self.replicas = replicas
         self.mistake = mistake
@@ -295,6 +296,7 @@ class Model:
         self.slow_passes = slow_passes
         self.unclean = unclean
         self.rots = rots
+        self.parts = parts
         self.delayed = delayed
         self.reads_at_hw = reads_at_hw
         self.only = only
@@ -329,10 +331,10 @@ class Model:
     def _damage(self, state: State, i: int, replica: Replica) -> list[Action]:
         in_sync = bool(state.controller.isr >> i & 1)
         found = []
-        if self.rots and state.budget.crashes:
-            if replica.damaged < 0 and not replica.swapping:
+        if state.budget.crashes:
+            if self.rots and replica.damaged < 0 and not replica.swapping:
                 found += [Action("rot", i, record.offset) for record in replica.log]
-            if not in_sync:
+            if self.parts and not in_sync:
                 found += [Action("part", i, record.offset) for record in replica.log]
         if replica.damaged >= 0:
             unasked = self.mistake is Mistake.CUT_UNASKED and not in_sync

@@ -37,7 +37,7 @@ def test_the_protocol_holds_near_the_start(model: Model) -> None:
     [
         (Model(max_epoch=8), starts.AtRandom((8, 7, 3, 40))),
         (Model(max_epoch=8, unclean=True), starts.AtRandom((7, 6, 7, 40))),
-        (Model(max_epoch=8, rots=True), starts.AtRandom((8, 7, 5, 40))),
+        (Model(max_epoch=8, rots=True, parts=True), starts.AtRandom((8, 7, 5, 40))),
         (Model(4, max_epoch=8), starts.AtRandom((7, 6, 4, 40), 4)),
     ],
     ids=["three replicas", "unclean elections", "rot", "four replicas"],

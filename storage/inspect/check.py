@@ -365,7 +365,7 @@ def check_directory(
             findings += _check_all(inner, disk, checkpointed, more)
         elif not parsed.state:
             findings += _check_all(inner, disk, checkpointed, more)
-    findings += missing_logs(disk, path, names, checkpointed)
+    findings += missing_logs(path, names, checkpointed)
     if not any(map(layout.parse_directory_name, names)):
         findings.append(Finding(path, -1, -1, "holds no log: nothing was checked", False))
     return findings

@@ -29,9 +29,12 @@ _KINDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a directory's checkpoints say of one of its logs, and whether it stopped cleanly."""
+    """What a directory's checkpoints say of one of its logs; whether it stopped cleanly, and
+    whether kept made it.
+    """
 
     clean: bool
+    is_kepts: bool = False
     recovery_point: int = 0
     high_watermark: int = 0
     log_start_offset: int = 0
@@ -45,6 +48,9 @@ class Checkpointed:
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self.clean = disk.exists(f"{directory}/{layout.CLEAN_SHUTDOWN}")
+        self._is_kepts = _has_kepts_properties(disk, directory)
+        self.knows_deletions = self._is_kepts or disk.exists(f"{directory}/{layout.ADOPTED}")
+        """Apache Kafka's may know a log that was deleted a moment before a crash."""
         self._offsets = [_offsets(disk, f"{directory}/{kind}") for kind in _KINDS]
 
     def known(self, name: str) -> Known:
@@ -52,7 +58,8 @@ class Checkpointed:
         parsed = layout.parse_directory_name(name)
         if parsed is None or parsed.state:
             return Known(self.clean)
-        return Known(self.clean, *(known.get(parsed.topic_partition, 0) for known in self._offsets))
+        tp = parsed.topic_partition
+        return Known(self.clean, self._is_kepts, *(known.get(tp, 0) for known in self._offsets))
 
     def reached(self) -> dict[TopicPartition, int]:
         """How far each log went, at least."""
@@ -96,7 +103,11 @@ def missing_records(
 def _gaps(
     disk: Disk, path: str, ends: Mapping[int, int], known: Known, damaged: Set[int]
 ) -> list[Finding]:
-    """Closed segments that lack their end, in a log that was never compacted."""
+    """Closed segments that lack their end, in a log that was never compacted.
+
+    Apache Kafka's followers of a compacted log begin their segments where the next batch does
+    (kept's where the one before ended): there a gap proves nothing.
+    """
     if known.cleaned_to or any(n.startswith(layout.MANIFEST_PREFIX) for n in disk.listdir(path)):
         return []
     orphans, findings = _orphans(_segment_files(disk, path)), []
@@ -105,9 +116,9 @@ def _gaps(
         is_far = following - 1 - base > MAX_INT32
         if ends[base] < following and not (is_far or is_orphaned or base in damaged):
             why = f"ends at {ends[base]}, the next segment begins at {following}"
-            is_settled = known.clean or following <= known.recovery_point
+            was_durable = known.clean or following <= known.recovery_point
             file = layout.segment_file(path, base, layout.LOG)
-            findings.append(_lost(file, ends[base], following, why, is_settled))
+            findings.append(_lost(file, ends[base], following, why, known.is_kepts and was_durable))
     return findings
 
 
@@ -143,14 +154,11 @@ def _has_epochs(disk: Disk, path: str) -> bool:
         return False  # a finding of its own
 
 
-def missing_logs(
-    disk: Disk, path: str, names: Iterable[str], checkpointed: Checkpointed
-) -> list[Finding]:
+def missing_logs(path: str, names: Iterable[str], checkpointed: Checkpointed) -> list[Finding]:
     """The logs that the checkpoints of a directory know, and that are not among its ``names``."""
     there = {p.topic_partition for name in names if (p := layout.parse_directory_name(name))}
     lost = {tp: end for tp, end in checkpointed.reached().items() if end > 0 and tp not in there}
-    # Apache Kafka's may know one that was deleted a moment before a crash.
-    is_settled = checkpointed.clean or _is_kepts(disk, path)
+    is_settled = checkpointed.clean or checkpointed.knows_deletions
     findings = []
     for tp in sorted(lost):
         name = layout.directory_name(tp)
@@ -159,9 +167,7 @@ def missing_logs(
     return findings
 
 
-def _is_kepts(disk: Disk, path: str) -> bool:
-    if disk.exists(f"{path}/{layout.ADOPTED}"):
-        return True
+def _has_kepts_properties(disk: Disk, path: str) -> bool:
     try:
         properties = checkpoints.read_properties(disk, f"{path}/{layout.META_PROPERTIES}")
     except DamagedData:

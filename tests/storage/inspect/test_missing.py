@@ -51,6 +51,11 @@ def crashed(directory: Path, recovery_point: int) -> None:
     checkpoints.write_offsets(Disk(), str(path), {TP: recovery_point})
 
 
+def written_by_kafka(directory: Path) -> None:
+    meta = directory / layout.META_PROPERTIES
+    meta.write_text(meta.read_text().replace("kept=1\n", ""))
+
+
 def found(directory: Path) -> list[Finding]:
     return check_directory(str(directory))
 
@@ -127,6 +132,19 @@ def test_compaction_leaves_gaps_that_are_none(directory: Path) -> None:
     assert not any(one.damaged for one in found(directory))
 
 
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_a_gap_that_apache_kafka_may_have_left_is_a_note(directory: Path, is_adopted: bool) -> None:
+    """Its follower of a compacted log begins a segment where the next batch does."""
+    os.truncate(segment(directory, 2), 0)
+    assert any(one.damaged for one in found(directory))
+    written_by_kafka(directory)
+    if is_adopted:
+        (directory / layout.ADOPTED).touch()
+    findings = found(directory)
+    assert "ends at 6, the next segment begins at 9" in "".join(one.why for one in findings)
+    assert not any(one.damaged for one in findings)
+
+
 def test_what_retention_leaves_over_is_a_note(directory: Path) -> None:
     """A crash between the files of a segment that goes."""
     without(directory, 0)
@@ -140,8 +158,7 @@ def test_a_log_that_was_set_aside_is_no_other_one(directory: Path) -> None:
 
 def test_a_log_of_apache_kafkas_may_have_been_deleted_before_a_crash(directory: Path) -> None:
     shutil.rmtree(directory / "t-0")
-    meta = directory / layout.META_PROPERTIES
-    meta.write_text(meta.read_text().replace("kept=1\n", ""))
+    written_by_kafka(directory)
     assert [one.damaged for one in found(directory) if "is not there" in one.why] == [True]
     crashed(directory, recovery_point=END)
     assert [one.damaged for one in found(directory) if "is not there" in one.why] == [False]

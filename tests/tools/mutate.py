@@ -68,7 +68,7 @@ TESTS: Final = {
     "node/config/bootstrap_scram.py": ["tests/node/config/test_bootstrap_scram.py"],
     "node/config/checks.py": [*CONFIG, OF_TOPICS, OF_SECURITY],
     "node/config/config_def.py": [*CONFIG, OF_TOPICS],
-    "node/config/definitions.py": [*CONFIG, OF_TOPICS],
+    "node/config/definitions.py": [CONFIG[0], OF_TOPICS],
     "node/config/listener_settings.py": [*CONFIG, OF_SECURITY],
     "node/config/listeners.py": CONFIG,
     "node/config/sasl.py": ["tests/node/config/test_sasl.py"],

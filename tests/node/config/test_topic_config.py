@@ -296,6 +296,12 @@ def test_another_unit_is_converted_and_no_limit_stays_none(given, retention_ms):
     assert entries["retention.ms"].value == retention_ms
 
 
+def test_another_name_of_the_same_unit_is_taken_as_it_is():
+    given = {"log.flush.scheduler.interval.ms": "7"}
+    entries = inherited_entries(BROKER_SETTINGS, ((Source.STATIC_BROKER_CONFIG, given),))
+    assert entries["flush.ms"].value == "7"
+
+
 def test_kinds_and_sources_have_the_numbers_of_describe_configs():
     assert {kind.name: int(kind) for kind in ConfigType} == {
         "BOOLEAN": 1, "STRING": 2, "INT": 3, "SHORT": 4, "LONG": 5, "DOUBLE": 6, "LIST": 7,

@@ -52,9 +52,12 @@ class Connection:
         """A client; see :class:`kept.client.client.Client`. Raises BadOption."""
         security = _from_file(self.command_config) if self.command_config else self.security
         return open_client(
-            self.bootstrap, self.client_id,
-            timeout_ms=self.timeout_ms, known=known, security=security,
-        )  # fmt: skip
+            self.bootstrap,
+            self.client_id,
+            timeout_ms=self.timeout_ms,
+            known=known,
+            security=security,
+        )
 
 
 def security_of(given: Mapping[str, str], command_config: str) -> Security:

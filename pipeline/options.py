@@ -26,19 +26,38 @@ _T = TypeVar("_T")
 WITHOUT_EFFECT: Final = frozenset(
     name.lower()
     for name in (
-        "groupIdPrefix", "kafka.group.id", "kafka.receive.buffer.bytes", "kafka.send.buffer.bytes",
-        "kafka.max.poll.records", "kafka.session.timeout.ms", "kafka.heartbeat.interval.ms",
-        "kafka.enable.auto.commit", "kafka.linger.ms", "kafka.buffer.memory", "kafka.retries",
-        "kafka.retry.backoff.ms", "kafka.max.in.flight.requests.per.connection",
-        "kafka.connections.max.idle.ms", "kafka.metadata.max.age.ms", "kafka.max.poll.interval.ms",
-        "kafka.metadata.max.idle.ms", "kafka.retry.backoff.max.ms",
-        "kafka.reconnect.backoff.ms", "kafka.reconnect.backoff.max.ms",
-        "kafka.socket.connection.setup.timeout.ms", "kafka.socket.connection.setup.timeout.max.ms",
-        "kafka.fetch.min.bytes", "kafka.client.dns.lookup", "kafka.delivery.timeout.ms",
-        "kafka.max.block.ms", "kafka.max.request.size",
-        "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "kafkaConsumer.consumeTimeoutMs",
+        "groupIdPrefix",
+        "kafka.group.id",
+        "kafka.receive.buffer.bytes",
+        "kafka.send.buffer.bytes",
+        "kafka.max.poll.records",
+        "kafka.session.timeout.ms",
+        "kafka.heartbeat.interval.ms",
+        "kafka.enable.auto.commit",
+        "kafka.linger.ms",
+        "kafka.buffer.memory",
+        "kafka.retries",
+        "kafka.retry.backoff.ms",
+        "kafka.max.in.flight.requests.per.connection",
+        "kafka.connections.max.idle.ms",
+        "kafka.metadata.max.age.ms",
+        "kafka.max.poll.interval.ms",
+        "kafka.metadata.max.idle.ms",
+        "kafka.retry.backoff.max.ms",
+        "kafka.reconnect.backoff.ms",
+        "kafka.reconnect.backoff.max.ms",
+        "kafka.socket.connection.setup.timeout.ms",
+        "kafka.socket.connection.setup.timeout.max.ms",
+        "kafka.fetch.min.bytes",
+        "kafka.client.dns.lookup",
+        "kafka.delivery.timeout.ms",
+        "kafka.max.block.ms",
+        "kafka.max.request.size",
+        "fetchOffset.numRetries",
+        "fetchOffset.retryIntervalMs",
+        "kafkaConsumer.consumeTimeoutMs",
     )
-)  # fmt: skip
+)
 """Options of the connector that are accepted and do nothing: there are no consumer groups, nothing
 is buffered between tasks, and retries go on until the timeout."""
 
@@ -152,29 +171,53 @@ class WriteOptions:
 
 
 _CONNECTION: Final = (
-    "kafka.bootstrap.servers", "bootstrap", "kafka.client.id", "kafka.request.timeout.ms",
-    "kafka.default.api.timeout.ms", COMMAND_CONFIG,
-)  # fmt: skip
+    "kafka.bootstrap.servers",
+    "bootstrap",
+    "kafka.client.id",
+    "kafka.request.timeout.ms",
+    "kafka.default.api.timeout.ms",
+    COMMAND_CONFIG,
+)
 _READ: Final = (
     *_CONNECTION,
-    "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp",
-    "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
-    "failOnDataLoss", "includeHeaders", "minPartitions", "maxRecordsPerPartition",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "includeHeaders",
+    "minPartitions",
+    "maxRecordsPerPartition",
     "maxBytesPerPartition",
-    "kafka.isolation.level", "kafkaConsumer.pollTimeoutMs", "kafka.fetch.max.wait.ms",
-    "kafka.max.partition.fetch.bytes", "kafka.fetch.max.bytes",
-)  # fmt: skip
+    "kafka.isolation.level",
+    "kafkaConsumer.pollTimeoutMs",
+    "kafka.fetch.max.wait.ms",
+    "kafka.max.partition.fetch.bytes",
+    "kafka.fetch.max.bytes",
+)
 _BATCH_READ: Final = (
-    "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "replica",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "replica",
     "untilCaughtUp",
-)  # fmt: skip
+)
 _STREAMING_READ: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _WRITE: Final = (
     *_CONNECTION,
-    "topic", "kafka.compression.type", "kafka.batch.size", "includeTimestamps", "includeHeaders",
-    "kafka.acks", "kafka.enable.idempotence",
-    "exactlyOnce", "ledgerTopic",
-)  # fmt: skip
+    "topic",
+    "kafka.compression.type",
+    "kafka.batch.size",
+    "includeTimestamps",
+    "includeHeaders",
+    "kafka.acks",
+    "kafka.enable.idempotence",
+    "exactlyOnce",
+    "ledgerTopic",
+)
 _BATCH_WRITE: Final = ("txnAppId", "txnVersion")
 _STREAMING_WRITE: Final = ("checkpointLocation", "queryName")
 """Spark's own; it hands them on to a sink."""

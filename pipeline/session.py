@@ -32,9 +32,17 @@ if TYPE_CHECKING:
 
 
 _SETTINGS: Final = (
-    "cleanup.", "delete.", "retention.", "min.compaction.", "max.compaction.", "min.cleanable.",
-    "kept.", "max.message.bytes", "message.timestamp.after.", "message.timestamp.before.",
-)  # fmt: skip
+    "cleanup.",
+    "delete.",
+    "retention.",
+    "min.compaction.",
+    "max.compaction.",
+    "min.cleanable.",
+    "kept.",
+    "max.message.bytes",
+    "message.timestamp.after.",
+    "message.timestamp.before.",
+)
 """What says which records stay, how large they may be, and of when; a topic that is restored has
 the same.
 """
@@ -186,9 +194,11 @@ def current_records(spark: SparkSession, bootstrap: str | Bootstrap, topic: str)
 
 def _reader(spark: SparkSession, bootstrap: str | Bootstrap) -> Any:
     return (
-        spark.read.format("kept").options(**reach(bootstrap))
-        .option("includeHeaders", "true").option("kafka.isolation.level", "read_committed")
-    )  # fmt: skip
+        spark.read.format("kept")
+        .options(**reach(bootstrap))
+        .option("includeHeaders", "true")
+        .option("kafka.isolation.level", "read_committed")
+    )
 
 
 def check_partitions(given: Mapping[int, int], bounds: Bounds, what: str) -> None:

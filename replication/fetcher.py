@@ -171,9 +171,15 @@ class FetcherCore:
     # Who is followed.
 
     def add(
-        self, tp: TopicPartition, topic_id: UUID, log: FollowerLog, leader_epoch: int,
-        *, throttled: bool = False, now_ms: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        tp: TopicPartition,
+        topic_id: UUID,
+        log: FollowerLog,
+        leader_epoch: int,
+        *,
+        throttled: bool = False,
+        now_ms: int | None = None,
+    ) -> None:
         """Follow this leader for a partition, or go on in another epoch.
 
         ``throttled``: it is among ``follower.replication.throttled.replicas``. With ``now_ms`` it
@@ -277,9 +283,14 @@ class FetcherCore:
             # The leader holds it no longer than until somebody's back-off is over.
             max_wait_ms = min(max_wait_ms, max(self._delayed[0][0] - now_ms, 1))
         return FetchRequest(
-            session.session_id, session.epoch, max_wait_ms, settings.min_bytes,
-            settings.response_max_bytes, partitions, forgotten,
-        )  # fmt: skip
+            session.session_id,
+            session.epoch,
+            max_wait_ms,
+            settings.min_bytes,
+            settings.response_max_bytes,
+            partitions,
+            forgotten,
+        )
 
     def _wanted(self, tp: TopicPartition, now_ms: int) -> PartitionRequest | None:
         member = self._members.get(tp)
@@ -294,9 +305,14 @@ class FetcherCore:
             return None
         log = core.log
         return PartitionRequest(
-            tp, member.topic_id, core.leader_epoch, log.log_end_offset, log.latest_epoch,
-            log.log_start_offset, self.settings.partition_max_bytes,
-        )  # fmt: skip
+            tp,
+            member.topic_id,
+            core.leader_epoch,
+            log.log_end_offset,
+            log.latest_epoch,
+            log.log_start_offset,
+            self.settings.partition_max_bytes,
+        )
 
     # Answers.
 

@@ -21,7 +21,7 @@ READ_BYTES: Final = 1 << 20
 
 def about_to_lose(
     log: Log, offset: int, high_watermark: int, *, unclean: bool
-) -> RecordsLost | None:  # fmt: skip
+) -> RecordsLost | None:
     """What a cut at ``offset`` takes away of what was committed; None: nothing.
 
     ``unclean``: that may be all there is, for a leader since the last record here was elected from

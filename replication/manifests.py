@@ -341,10 +341,17 @@ class ManifestCore:
         claims = self.missing is None
         has = dict.fromkeys(m for m in (self.held, self.leader_published, self.applied) if m)
         self.in_flight = PullRequest(
-            self.node_id, broker_epoch, self.leader_epoch, self.pulls,
-            self.held if claims else None, self.applied if claims else None,
-            self.synced, log_end_offset, tuple(has), self.complete and claims,
-        )  # fmt: skip
+            self.node_id,
+            broker_epoch,
+            self.leader_epoch,
+            self.pulls,
+            self.held if claims else None,
+            self.applied if claims else None,
+            self.synced,
+            log_end_offset,
+            tuple(has),
+            self.complete and claims,
+        )
         return self.in_flight
 
     def _pulled(self, event: PullResponseReceived) -> Effects:

@@ -118,9 +118,13 @@ class Partition(Replica):
         if producers.is_open(producer_id, epoch):
             return None
         return producers.guards.obtain(
-            producer_id, epoch, sequence, is_tv2=is_tv2, leader_epoch=self.core.leader_epoch,
+            producer_id,
+            epoch,
+            sequence,
+            is_tv2=is_tv2,
+            leader_epoch=self.core.leader_epoch,
             now_ms=now_ms,
-        )  # fmt: skip
+        )
 
     def note_coordinator_epoch(self, producer_id: int, epoch: int) -> None:
         """The coordinator of a producer said yes, which leads in that epoch: markers of an older

@@ -244,9 +244,12 @@ class PartitionCore:
         return tuple(Acknowledge(token, error) for token in self._waiting.drain())
 
     def follow(
-        self, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...],
+        self,
+        leader_epoch: int,
+        partition_epoch: int,
+        replicas: tuple[int, ...],
         isr: tuple[int, ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Another node leads: remember what the image says."""
         self.leader_epoch, self.partition_epoch = leader_epoch, partition_epoch
         self.replicas, self.isr = replicas, isr

@@ -327,11 +327,7 @@ class Replica:
             raise InvariantViolation(
                 f"{self}: leader epoch {leader_epoch} after {core.leader_epoch}"
             )
-        news = (
-            core.leading
-            or leader_epoch != core.leader_epoch
-            or leader_id != self.leader_id
-        )  # fmt: skip
+        news = core.leading or leader_epoch != core.leader_epoch or leader_id != self.leader_id
         if core.leading:
             try:
                 self.log.write()

@@ -167,10 +167,16 @@ class LogDirectory:
 
     @classmethod
     def open(
-        cls, path: str, disk: Disk, *, cluster_id: str, node_id: int,
-        new_directory_id: uuid.UUID, now_ms: int,  # noqa: ARG003 (the seam's)
+        cls,
+        path: str,
+        disk: Disk,
+        *,
+        cluster_id: str,
+        node_id: int,
+        new_directory_id: uuid.UUID,
+        now_ms: int,  # noqa: ARG003 (the seam's)
         producer_quota: ProducerQuota | None = None,
-    ) -> LogDirectory:  # fmt: skip
+    ) -> LogDirectory:
         """Lock and read a directory, created when absent.
 
         ``new_directory_id`` becomes its id if it has none. ``producer_quota``: what its logs share
@@ -208,9 +214,12 @@ class LogDirectory:
         if values is None:
             refuse_ownerless(self.disk, self.path)
             properties = {
-                "version": META_VERSION, "cluster.id": cluster_id, "node.id": str(node_id),
-                "directory.id": layout.encode_uuid(new_directory_id), "kept": "1",
-            }  # fmt: skip
+                "version": META_VERSION,
+                "cluster.id": cluster_id,
+                "node.id": str(node_id),
+                "directory.id": layout.encode_uuid(new_directory_id),
+                "kept": "1",
+            }
             checkpoints.write_properties(self.disk, path, properties)
             return
         if not values.get("version"):
@@ -278,9 +287,10 @@ class LogDirectory:
         if self.missing and self.was_clean:
             self.was_clean = False
             logger.error(
-                "%s: stopped cleanly, but lacks %s now: taken as after a crash", self.path,
+                "%s: stopped cleanly, but lacks %s now: taken as after a crash",
+                self.path,
                 ", ".join(sorted(map(layout.directory_name, self.missing))),
-            )  # fmt: skip
+            )
 
     def _read_running_mark(self) -> None:
         """A killed process leaves what it wrote in the page cache, until the machine restarts."""
@@ -365,10 +375,16 @@ class LogDirectory:
         return self._file(layout.directory_name(tp))
 
     def open_log(
-        self, tp: TopicPartition, topic_id: uuid.UUID | None, config: LogConfig, *, now_ms: int,
-        unfinished_swap: SwapPlan | None = None, producer_id_expiration_ms: int = 86_400_000,
+        self,
+        tp: TopicPartition,
+        topic_id: uuid.UUID | None,
+        config: LogConfig,
+        *,
+        now_ms: int,
+        unfinished_swap: SwapPlan | None = None,
+        producer_id_expiration_ms: int = 86_400_000,
         compacted_to: int | None = None,
-    ) -> Log:  # fmt: skip
+    ) -> Log:
         """Open a log of :meth:`scan` with what the checkpoints say of it; any thread may.
 
         After an error what they say stays: damage may be mended, and the log opened at a later
@@ -377,12 +393,20 @@ class LogDirectory:
         recovery_point = self.recovery_points.get(tp)
         traces = missing_files.find_traces(self.disk, self.log_path(tp))
         log = Log.open(
-            self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
-            log_start_offset=self.log_starts.get(tp, 0), recovery_point=recovery_point,
-            clean=self.was_clean and tp not in self._put_back, unfinished_swap=unfinished_swap,
-            producer_id_expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
+            self.log_path(tp),
+            tp,
+            topic_id,
+            config,
+            self.disk,
+            now_ms=now_ms,
+            log_start_offset=self.log_starts.get(tp, 0),
+            recovery_point=recovery_point,
+            clean=self.was_clean and tp not in self._put_back,
+            unfinished_swap=unfinished_swap,
+            producer_id_expiration_ms=producer_id_expiration_ms,
+            compacted_to=compacted_to,
             producer_quota=self._producer_quota,
-        )  # fmt: skip
+        )
         log.before_cut = partial(self.lower_checkpoints, tp)
         high_watermark, recovery_point = self.high_watermarks.get(tp, 0), recovery_point or 0
         if missing_files.report_missing(log, traces, high_watermark, recovery_point):
@@ -433,10 +457,16 @@ class LogDirectory:
         for tp, topic_id, config, leader_epoch in births:
             self.disk.mkdir(self.log_path(tp))
             log = Log.open(
-                self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
-                producer_id_expiration_ms=producer_id_expiration_ms, first_epoch=leader_epoch,
+                self.log_path(tp),
+                tp,
+                topic_id,
+                config,
+                self.disk,
+                now_ms=now_ms,
+                producer_id_expiration_ms=producer_id_expiration_ms,
+                first_epoch=leader_epoch,
                 producer_quota=self._producer_quota,
-            )  # fmt: skip
+            )
             log.before_cut = partial(self.lower_checkpoints, tp)
             logs.append(log)
         self.disk.fsync_dir(self.path)
@@ -665,8 +695,10 @@ class LogDirectory:
             if clean and self.unopened and not self.was_clean:
                 logger.warning(
                     "%s: %d logs were not opened since the last crash: not marked as stopped "
-                    "cleanly", self.path, len(self.unopened),
-                )  # fmt: skip
+                    "cleanly",
+                    self.path,
+                    len(self.unopened),
+                )
             elif clean and self.offline is None:
                 if broker_epoch == -1 and self.was_clean and not self.has_lost:
                     broker_epoch = self.broker_epoch

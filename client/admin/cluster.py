@@ -187,10 +187,15 @@ def elect_leaders(
     values = {"election_type": kind, "topic_partitions": topics, "timeout": timeout_ms}
     (response,) = yield [
         Call(
-            ApiKey.ELECT_LEADERS, values, ToController(), what=what, timeout_ms=timeout_ms,
-            check=_top(what), repeatable=False,
+            ApiKey.ELECT_LEADERS,
+            values,
+            ToController(),
+            what=what,
+            timeout_ms=timeout_ms,
+            check=_top(what),
+            repeatable=False,
         )
-    ]  # fmt: skip
+    ]
     return [
         _outcome(TopicPartition(str(r.topic), int(p.partition_id)), what, p, ELECTION_NOT_NEEDED)
         for r in response.replica_election_results
@@ -223,10 +228,15 @@ def reassign(
     values = {"timeout": timeout_ms, "allow_replication_factor_change": True, "topics": topics}
     (response,) = yield [
         Call(
-            ApiKey.ALTER_PARTITION_REASSIGNMENTS, values, ToController(), what=what,
-            timeout_ms=timeout_ms, check=_top(what), repeatable=False,
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+            values,
+            ToController(),
+            what=what,
+            timeout_ms=timeout_ms,
+            check=_top(what),
+            repeatable=False,
         )
-    ]  # fmt: skip
+    ]
     return [
         _outcome(TopicPartition(str(t.name), int(p.partition_index)), what, p, NO_REASSIGNMENT)
         for t in response.responses

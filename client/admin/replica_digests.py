@@ -62,9 +62,12 @@ class _Moved(Exception):
 
 
 def verify(
-    topic: str, partition: int, replicas: Mapping[int, JsonApi], absent: tuple[int, ...],
+    topic: str,
+    partition: int,
+    replicas: Mapping[int, JsonApi],
+    absent: tuple[int, ...],
     patience_s: float,
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """Compare the replicas; as long as compaction is at work there, again and again until
     ``patience_s`` is over.
     """
@@ -81,9 +84,7 @@ def verify(
             time.sleep(RETRY_S)
 
 
-def _compare(
-    verdict: Verdict, replicas: Mapping[int, JsonApi], pool: ThreadPoolExecutor
-) -> None:  # fmt: skip
+def _compare(verdict: Verdict, replicas: Mapping[int, JsonApi], pool: ThreadPoolExecutor) -> None:
     named = {"topic": verdict.topic, "partition": verdict.partition}
 
     def request(what: str, **more: object) -> dict[int, Any]:

@@ -69,9 +69,15 @@ class TransactionNotOpen(PeerError):
 
 
 STATES: Final = (
-    "Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead",
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "Dead",
     "PrepareEpochFence",
-)  # fmt: skip
+)
 """States of a transactional id, as brokers spell them."""
 
 

@@ -215,10 +215,15 @@ def epoch_ends(
     results = yield from _query(
         view,
         _Query(
-            ApiKey.OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", {"replica_id": -1},
-            "topic", "partition", each, timeout_ms,
+            ApiKey.OFFSET_FOR_LEADER_EPOCH,
+            "OffsetForLeaderEpoch",
+            {"replica_id": -1},
+            "topic",
+            "partition",
+            each,
+            timeout_ms,
         ),
-    )  # fmt: skip
+    )
     return {tp: int(result.end_offset) for tp, result in results.items()}
 
 

@@ -25,10 +25,17 @@ _TYPES: Final[Mapping[int, tuple[str, str, str, Mapping[str, str]]]] = {
         "topic",
         _DESCRIBE,
         {
-            "Produce": _WRITE, "AddPartitionsToTxn": _WRITE, "Fetch": _READ,
-            "OffsetCommit": _READ, "TxnOffsetCommit": _READ, "DescribeProducers": _READ,
-            "CreateTopics": "create", "DeleteTopics": _DELETE, "DeleteRecords": _DELETE,
-            "CreatePartitions": _ALTER, "AlterConfigs": "alter-configs",
+            "Produce": _WRITE,
+            "AddPartitionsToTxn": _WRITE,
+            "Fetch": _READ,
+            "OffsetCommit": _READ,
+            "TxnOffsetCommit": _READ,
+            "DescribeProducers": _READ,
+            "CreateTopics": "create",
+            "DeleteTopics": _DELETE,
+            "DeleteRecords": _DELETE,
+            "CreatePartitions": _ALTER,
+            "AlterConfigs": "alter-configs",
             "DescribeConfigs": "describe-configs",
         },
     ),
@@ -37,8 +44,12 @@ _TYPES: Final[Mapping[int, tuple[str, str, str, Mapping[str, str]]]] = {
         "group",
         _READ,
         {
-            "DescribeGroups": _DESCRIBE, "OffsetFetch": _DESCRIBE, "FindCoordinator": _DESCRIBE,
-            "DeleteGroups": _DELETE, "OffsetDelete": _DELETE, "AlterConfigs": "alter-configs",
+            "DescribeGroups": _DESCRIBE,
+            "OffsetFetch": _DESCRIBE,
+            "FindCoordinator": _DESCRIBE,
+            "DeleteGroups": _DELETE,
+            "OffsetDelete": _DELETE,
+            "AlterConfigs": "alter-configs",
             "DescribeConfigs": "describe-configs",
         },
     ),
@@ -47,10 +58,15 @@ _TYPES: Final[Mapping[int, tuple[str, str, str, Mapping[str, str]]]] = {
         "cluster",
         _ALTER,
         {
-            "DescribeQuorum": _DESCRIBE, "DescribeLogDirs": _DESCRIBE, "DescribeAcls": _DESCRIBE,
-            "ListPartitionReassignments": _DESCRIBE, "DescribeUserScramCredentials": _DESCRIBE,
-            "DescribeConfigs": "describe-configs", "DescribeClientQuotas": "describe-configs",
-            "AlterConfigs": "alter-configs", "AlterClientQuotas": "alter-configs",
+            "DescribeQuorum": _DESCRIBE,
+            "DescribeLogDirs": _DESCRIBE,
+            "DescribeAcls": _DESCRIBE,
+            "ListPartitionReassignments": _DESCRIBE,
+            "DescribeUserScramCredentials": _DESCRIBE,
+            "DescribeConfigs": "describe-configs",
+            "DescribeClientQuotas": "describe-configs",
+            "AlterConfigs": "alter-configs",
+            "AlterClientQuotas": "alter-configs",
             "InitProducerId": _IDEMPOTENT_WRITE,
         },
     ),
@@ -60,16 +76,21 @@ _TYPES: Final[Mapping[int, tuple[str, str, str, Mapping[str, str]]]] = {
         _WRITE,
         {"DescribeTransactions": _DESCRIBE, "FindCoordinator": _DESCRIBE},
     ),
-}  # fmt: skip
+}
 """Error code -> its resource in a sentence and in a rule, the operation that most APIs ask there,
 and that of others.
 """
 _BY_PARTITION: Final = frozenset(
     (
-        "Produce", "Fetch", "ListOffsets", "OffsetForLeaderEpoch", "OffsetCommit",
-        "DescribeProducers", "WriteTxnMarkers",
+        "Produce",
+        "Fetch",
+        "ListOffsets",
+        "OffsetForLeaderEpoch",
+        "OffsetCommit",
+        "DescribeProducers",
+        "WriteTxnMarkers",
     )
-)  # fmt: skip
+)
 """APIs that are told by partitions: ``Fetch of orders-0``."""
 _WHAT: Final = re.compile(r"(?P<api>\w+)(?: (?:of|to|for) (?P<names>.*))?", re.S)
 _PARTITION: Final = re.compile(r"(.+)-\d+")

@@ -83,11 +83,23 @@ _LONG: Final = frozenset({("CreatableTopicConfig", "value"), ("AlterableConfig",
 
 _SIZES: Final = MappingProxyType(
     {
-        "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "error_code": 2, "int32": 4,
-        "uint32": 4, "timedelta_i32": 4, "int64": 8, "uint64": 8, "timedelta_i64": 8,
-        "datetime_i64": 8, "float64": 8, "uuid": 16,
+        "bool": 1,
+        "int8": 1,
+        "uint8": 1,
+        "int16": 2,
+        "uint16": 2,
+        "error_code": 2,
+        "int32": 4,
+        "uint32": 4,
+        "timedelta_i32": 4,
+        "int64": 8,
+        "uint64": 8,
+        "timedelta_i64": 8,
+        "datetime_i64": 8,
+        "float64": 8,
+        "uuid": 16,
     }
-)  # fmt: skip
+)
 """Bytes of each fixed kind; the others have a length."""
 
 

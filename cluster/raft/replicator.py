@@ -121,8 +121,9 @@ class Replicator:
         state = self.state
         if not state.leads:
             known = f"node {state.leader_id} is" if state.leader_id != NO_NODE else "none is known"
-            raise NotController(f"Node {state.node_id} is not the active controller; {known}",
-                                state.leader_id)  # fmt: skip
+            raise NotController(
+                f"Node {state.node_id} is not the active controller; {known}", state.leader_id
+            )
 
     def change_voters(self, voters: tuple[Voter, ...]) -> int:
         """Let one voter join or leave; returns the index of the change.
@@ -179,8 +180,9 @@ class Replicator:
         state = self.state
         self._check_leads()
         if not self.commits_own_term:
-            raise NotController("This controller has not committed an entry of its term yet",
-                                state.node_id)  # fmt: skip
+            raise NotController(
+                "This controller has not committed an entry of its term yet", state.node_id
+            )
         self.round += 1
         state.reads.pending.append((token, state.log.commit_index, self.round))
         self._confirm_reads()

@@ -127,9 +127,11 @@ class _Builder:
     def digest_of(self, group: SegmentGroup) -> OutputSegment:
         """Digest of a segment that stays as it is."""
         filter_ = records_filter.SegmentFilter(
-            interval_bytes=_NO_LIMIT, limit_bytes=_NO_LIMIT, index_limit_bytes=_NO_LIMIT,
+            interval_bytes=_NO_LIMIT,
+            limit_bytes=_NO_LIMIT,
+            index_limit_bytes=_NO_LIMIT,
             check_crc=True,
-        )  # fmt: skip
+        )
         return _Run(self, group, filter_, write=False).outputs()[0]
 
 
@@ -156,10 +158,11 @@ class _Run:
         kept = sum(len(output.survivors) for output in self.done)
         if kept != len(self.group.output.survivors):
             raise DamagedData(
-                self.group.sources[0].path(self.builder.directory), -1,
+                self.group.sources[0].path(self.builder.directory),
+                -1,
                 self.group.output.base_offset,
                 f"{len(self.group.output.survivors) - kept} records that must survive are missing",
-            )  # fmt: skip
+            )
         return self.done
 
     def _open(self, base_offset: int) -> None:
@@ -262,9 +265,11 @@ class _Run:
         part = self.group.output.part(self.base, end_offset)
         if self.filter.records != len(part.survivors):
             raise DamagedData(
-                self.group.sources[0].path(self.builder.directory), -1, self.base,
+                self.group.sources[0].path(self.builder.directory),
+                -1,
+                self.base,
                 f"{self.filter.records} records where {len(part.survivors)} must survive",
-            )  # fmt: skip
+            )
         size = self.filter.position
         self.done.append(replace(part, digest=self.hash.digest(), size_bytes=size))
         if self.file is None:
@@ -295,9 +300,10 @@ def _array(bitmap: BitMap) -> array[int]:
 def discard(directory: str, disk: Disk) -> int:
     """Remove the outputs of a pass that will not be applied; returns how many files."""
     names = [
-        name for name in disk.listdir(directory)
+        name
+        for name in disk.listdir(directory)
         if (parsed := layout.parse_segment_file(name)) and parsed.state == layout.CLEANED
-    ]  # fmt: skip
+    ]
     for name in names:
         disk.unlink(f"{directory}/{name}")
     return len(names)

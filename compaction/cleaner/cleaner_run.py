@@ -75,10 +75,15 @@ def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
     surveyed = survey(job, disk, progress, previous, strategy=strategy, keys=keys)
     disk.reach("compaction.surveyed")
     built = build(
-        surveyed.manifest, surveyed.groups, job.directory, job.config, disk,
-        chunk_bytes=job.chunk_bytes, progress=progress,
+        surveyed.manifest,
+        surveyed.groups,
+        job.directory,
+        job.config,
+        disk,
+        chunk_bytes=job.chunk_bytes,
+        progress=progress,
         cached=frozenset(f.source.base_offset for f in surveyed.facts if f.cached),
-    )  # fmt: skip
+    )
     disk.reach("compaction.built")
     checked = self_check.check(job, drawn, surveyed, built, disk, strategy=strategy)
     removed = removal_log.removals(surveyed)

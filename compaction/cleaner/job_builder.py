@@ -42,8 +42,18 @@ def job_for(
     )
     tp = log.topic_partition
     return Job(
-        log.directory, tp.topic, tp.partition, str(log.topic_id), generation, log.log_start_offset,
-        plan.first_dirty, plan.end_offset, tuple(sources), now_ms, hash_key, log.config,
+        log.directory,
+        tp.topic,
+        tp.partition,
+        str(log.topic_id),
+        generation,
+        log.log_start_offset,
+        plan.first_dirty,
+        plan.end_offset,
+        tuple(sources),
+        now_ms,
+        hash_key,
+        log.config,
         producers=producers,
         aborted=tuple(log.aborted_transactions(log.log_start_offset, plan.end_offset)),
         previous=plan.previous,
@@ -54,7 +64,7 @@ def job_for(
         max_bytes_per_second=limits.max_bytes_per_second,
         urgent=plan.overdue,
         check_keys=limits.check_keys,
-    )  # fmt: skip
+    )
 
 
 def _last_data_below(log: Log, end_offset: int) -> Iterator[tuple[int, ProducerState, int]]:
@@ -80,9 +90,15 @@ def base_job(log: Log, generation: Generation, *, now_ms: int, limits: Limits) -
         log.roll(now_ms)
     snapshot = view(log, CompactionState(), log.log_end_offset)
     whole = Plan(
-        log.topic_partition, log.log_end_offset, log.log_end_offset, "", snapshot.segments[:-1],
-        0, 0, "base generation",
-    )  # fmt: skip
+        log.topic_partition,
+        log.log_end_offset,
+        log.log_end_offset,
+        "",
+        snapshot.segments[:-1],
+        0,
+        0,
+        "base generation",
+    )
     job = job_for(log, whole, generation, now_ms=now_ms, hash_key=b"", limits=limits)
     return replace(job, base=True, urgent=True)
 

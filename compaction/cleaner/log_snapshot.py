@@ -75,6 +75,10 @@ def view(
 
 def _segment(segment: Segment, end_offset: int) -> SegmentSnapshot:
     return SegmentSnapshot(
-        segment.base_offset, end_offset, segment.size_bytes, segment.largest_timestamp,
-        segment.first_timestamp, segment.mtime_ms,
-    )  # fmt: skip
+        segment.base_offset,
+        end_offset,
+        segment.size_bytes,
+        segment.largest_timestamp,
+        segment.first_timestamp,
+        segment.mtime_ms,
+    )

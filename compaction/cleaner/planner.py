@@ -171,7 +171,7 @@ def _covered(log: LogSnapshot) -> bool:
 
 def plan(
     log: LogSnapshot, now_ms: int, limits: Limits, *, on_demand: bool = False, renew: bool = False
-) -> Plan | NotNow:  # fmt: skip
+) -> Plan | NotNow:
     """What a pass would do now, or why none is due.
 
     ``on_demand``: an operator wants one, at any ratio and lag. ``renew``: the applied manifest
@@ -194,25 +194,47 @@ def plan(
         if overdue and not on_demand:
             why = "max.compaction.lag.ms has passed"
         candidate = Plan(
-            tp, outcome.first_dirty, outcome.end_offset, outcome.bound,
+            tp,
+            outcome.first_dirty,
+            outcome.end_offset,
+            outcome.bound,
             tuple(s for s in log.segments if s.base_offset < outcome.end_offset),
-            clean, cleanable, why, overdue=overdue, on_demand=on_demand, previous=log.state.applied,
-        )  # fmt: skip
+            clean,
+            cleanable,
+            why,
+            overdue=overdue,
+            on_demand=on_demand,
+            previous=log.state.applied,
+        )
     elif passed and _covered(log) and not renew:  # for the manifest that it would build on
         end = log.state.end_offset
         candidate = Plan(
-            tp, outcome.first_dirty, end, outcome.bound,
-            tuple(s for s in log.segments if s.base_offset < end), clean, cleanable,
-            "delete horizons have passed", on_demand=on_demand, horizons_only=True, rewrite=passed,
+            tp,
+            outcome.first_dirty,
+            end,
+            outcome.bound,
+            tuple(s for s in log.segments if s.base_offset < end),
+            clean,
+            cleanable,
+            "delete horizons have passed",
+            on_demand=on_demand,
+            horizons_only=True,
+            rewrite=passed,
             previous=log.state.applied,
-        )  # fmt: skip
+        )
     elif renew and _covered(log) and log.last_stable_offset >= log.state.end_offset:
         end = log.state.end_offset
         candidate = Plan(
-            tp, log.log_start_offset, end, outcome.bound,
-            tuple(s for s in log.segments if s.base_offset < end), clean, cleanable,
-            "its manifest cannot be read", on_demand=on_demand,
-        )  # fmt: skip
+            tp,
+            log.log_start_offset,
+            end,
+            outcome.bound,
+            tuple(s for s in log.segments if s.base_offset < end),
+            clean,
+            cleanable,
+            "its manifest cannot be read",
+            on_demand=on_demand,
+        )
     else:
         return NotNow(tp, _why_not(log, outcome, cleanable, dirty_ratio), dirty_ratio)
     if limits.free_bytes is not None and candidate.needs_bytes + RESERVE_BYTES > limits.free_bytes:
@@ -247,9 +269,11 @@ def dirty_in_words(dirty_ratio: float, limit: float) -> str:
 
 
 def choose(
-    plans: Iterable[Plan], in_progress: Iterable[TopicPartition] = (), failures: Failures | None =
-    None, now_ms: int = 0,
-) -> Plan | None:  # fmt: skip
+    plans: Iterable[Plan],
+    in_progress: Iterable[TopicPartition] = (),
+    failures: Failures | None = None,
+    now_ms: int = 0,
+) -> Plan | None:
     """The pass to run next: what was asked for, overdue logs, then the highest dirty ratio."""
     busy = set(in_progress)
     ready = [

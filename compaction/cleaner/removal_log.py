@@ -273,9 +273,11 @@ def why(
         return OffsetFate(Fate.LOST, text, None, manifest.generation)
     if offset >= manifest.end_offset:
         return OffsetFate(
-            Fate.LOST, f"lost: compaction has not come past {manifest.end_offset}", None,
+            Fate.LOST,
+            f"lost: compaction has not come past {manifest.end_offset}",
+            None,
             manifest.generation,
-        )  # fmt: skip
+        )
     oldest = history[0][0] if history else manifest.generation
     text = f"removed before generation {oldest}, which is as far back as the journal goes"
     return OffsetFate(Fate.BEFORE_HISTORY, text, None, oldest)

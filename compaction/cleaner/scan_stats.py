@@ -132,9 +132,15 @@ def producers_by_last_offset(job: Job) -> array[int]:
 
 
 def chunks(
-    disk: Disk, file: File, size: int, chunk_bytes: int, use: Callable[[memoryview], int],
-    *, drop: bool = True, start: int = 0,
-) -> None:  # fmt: skip
+    disk: Disk,
+    file: File,
+    size: int,
+    chunk_bytes: int,
+    use: Callable[[memoryview], int],
+    *,
+    drop: bool = True,
+    start: int = 0,
+) -> None:
     """Hand ``start..size`` of a file to ``use`` in chunks of whole batches; it returns how many
     bytes it took.
 
@@ -257,6 +263,10 @@ def _control(segment_base: int, batch: memoryview, header: BatchHeader) -> Contr
         kind = OTHER if marker is None else COMMIT if marker.is_commit else ABORT
     first = header.base_offset - segment_base
     return Control(
-        first, first + header.last_offset_delta, header.producer_id, header.producer_epoch, kind,
+        first,
+        first + header.last_offset_delta,
+        header.producer_id,
+        header.producer_epoch,
+        kind,
         header.delete_horizon_ms if header.has_delete_horizon else -1,
-    )  # fmt: skip
+    )

@@ -142,10 +142,12 @@ def _drawn(
 def extent(directory: str, source: Source) -> Extent:
     """Where a source is."""
     return Extent(
-        source.path(directory), source.path(directory, layout.INDEX),
+        source.path(directory),
+        source.path(directory, layout.INDEX),
         source.base_offset if source.file_offset < 0 else source.file_offset,
-        source.start_bytes, source.start_bytes + source.size_bytes,
-    )  # fmt: skip
+        source.start_bytes,
+        source.start_bytes + source.size_bytes,
+    )
 
 
 def _aborted(header: BatchHeader, aborted: Sequence[AbortedTxn]) -> bool:
@@ -157,9 +159,14 @@ def _aborted(header: BatchHeader, aborted: Sequence[AbortedTxn]) -> bool:
 
 
 def check(
-    job: Job, drawn: Sequence[Drawn], survey: Survey, built: Built, disk: Disk, *,
+    job: Job,
+    drawn: Sequence[Drawn],
+    survey: Survey,
+    built: Built,
+    disk: Disk,
+    *,
     strategy: Strategy,
-) -> int:  # fmt: skip
+) -> int:
     """Check; returns for how many keys. Raises CheckFailed, DamagedData, MachineError."""
     after = [(segment.base_offset, segment.end_offset) for segment in built.manifest.segments]
     files = _Files(job.directory, disk, job.sources, after, built.plan)
@@ -206,9 +213,13 @@ class _Files:
     """The log before and after, by offset; ``after``: base and end of each output."""
 
     def __init__(
-        self, directory: str, disk: Disk, sources: Sequence[Source],
-        after: Sequence[tuple[int, int]], plan: SwapPlan,
-    ) -> None:  # fmt: skip
+        self,
+        directory: str,
+        disk: Disk,
+        sources: Sequence[Source],
+        after: Sequence[tuple[int, int]],
+        plan: SwapPlan,
+    ) -> None:
         self._disk, self._directory = disk, directory
         self._sources, self._after = sources, after
         self._new = {base for group in plan.groups for base in group.output_bases}

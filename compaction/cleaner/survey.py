@@ -133,17 +133,31 @@ class _Surveyor:
             self._decide(segment, markers[segment.source.base_offset], clean_to)
         groups = self._groups(markers, clean_to, carried)
         manifest = Manifest(
-            job.uuid, job.partition, job.generation, job.log_start_offset, clean_to, job.end_offset,
-            job.now_ms, job.horizon_ms,
+            job.uuid,
+            job.partition,
+            job.generation,
+            job.log_start_offset,
+            clean_to,
+            job.end_offset,
+            job.now_ms,
+            job.horizon_ms,
             tuple(group.output for group in groups),
-        )  # fmt: skip
+        )
         manifest.check_invariants()
         noted = {key: joined(key, self.below, self.above) for key in self.above.keys}
         return Survey(
-            manifest, groups, facts, self.survivors, markers, self.scans, self.map_bytes,
-            self.keys, carried, {key: entry for key, entry in noted.items() if entry is not None},
+            manifest,
+            groups,
+            facts,
+            self.survivors,
+            markers,
+            self.scans,
+            self.map_bytes,
+            self.keys,
+            carried,
+            {key: entry for key, entry in noted.items() if entry is not None},
             self.said,
-        )  # fmt: skip
+        )
 
     # Scanning.
 
@@ -154,13 +168,21 @@ class _Surveyor:
         if base not in self.facts:
             facts = self.facts[base] = ScanStats(source)
         segment_scan = kernel.SegmentScan(
-            base, now_ms=self.job.now_ms, producers=self.producers,
-            uncleanable=self.job.end_offset, **options,  # type: ignore[arg-type]
-        )  # fmt: skip
+            base,
+            now_ms=self.job.now_ms,
+            producers=self.producers,
+            uncleanable=self.job.end_offset,
+            **options,  # type: ignore[arg-type]
+        )
         drive(
-            segment_scan, source, job=self.job, disk=self.disk, aborted=self.aborted, facts=facts,
+            segment_scan,
+            source,
+            job=self.job,
+            disk=self.disk,
+            aborted=self.aborted,
+            facts=facts,
             progress=self.progress,
-        )  # fmt: skip
+        )
         if facts is not None:
             facts.load(segment_scan)
         return segment_scan
@@ -227,10 +249,14 @@ class _Surveyor:
                 break
             alive = self.survivors.get(base)
             lookup = self.scan(
-                source, mode=kernel.LOOKUP, map=offset_map, first=self.job.log_start_offset,
-                last=start, survivors=None if alive is None else alive.to_array(),
+                source,
+                mode=kernel.LOOKUP,
+                map=offset_map,
+                first=self.job.log_start_offset,
+                last=start,
+                survivors=None if alive is None else alive.to_array(),
                 watch=self.below,
-            )  # fmt: skip
+            )
             self.survivors[base] = BitMap(lookup.kept())
 
     def _other(self, strategy: Strategy) -> int:
@@ -342,9 +368,14 @@ class _Surveyor:
         empties |= BitMap(first for first, _ in facts.bare if base + first >= clean_to)
         empties |= BitMap(markers.empties)
         return OutputSegment(
-            base, source.end_offset, alive, empties, horizons, tuple(markers.aborted),
+            base,
+            source.end_offset,
+            alive,
+            empties,
+            horizons,
+            tuple(markers.aborted),
             tombstones=tombstones & waiting,
-        )  # fmt: skip
+        )
 
     def _differs(self, source: Source, output: OutputSegment) -> bool:
         """Whether a rewrite of this one segment would change anything."""
@@ -384,9 +415,7 @@ def _joined(base: int, end: int, parts: Sequence[OutputSegment]) -> OutputSegmen
         for value, batches in part.horizons.items():
             horizons[value] = horizons.get(value, BitMap()) | batches.shift(shift)
     aborted = tuple(entry for part in parts for entry in part.aborted)
-    return OutputSegment(
-        base, end, survivors, empties, horizons, aborted, tombstones=tombstones
-    )  # fmt: skip
+    return OutputSegment(base, end, survivors, empties, horizons, aborted, tombstones=tombstones)
 
 
 def _too_small(job: Job) -> ConfigurationError:

@@ -59,9 +59,14 @@ def decide(job: Job, facts: Iterable[ScanStats], clean_to: int) -> dict[int, Mar
                 markers.aborted.append(entry)
             stays_empty = _holds_state(producers, event) or base + event.last + 1 == job.end_offset
             _note_marker(
-                markers, event, has_data=has_data, untouched=untouched, stays_empty=stays_empty,
-                now_ms=job.now_ms, horizon_ms=horizon_ms,
-            )  # fmt: skip
+                markers,
+                event,
+                has_data=has_data,
+                untouched=untouched,
+                stays_empty=stays_empty,
+                now_ms=job.now_ms,
+                horizon_ms=horizon_ms,
+            )
     return by_producer
 
 

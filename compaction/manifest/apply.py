@@ -82,9 +82,14 @@ def state_of(found: Manifest, unfinished: SwapPlan | None = None) -> CompactionS
         if (next_ms := segment.next_horizon_ms(found.now_ms)) is not None
     }
     return CompactionState(
-        found.generation, found.clean_to, found.end_offset, horizons, found.now_ms, unfinished,
+        found.generation,
+        found.clean_to,
+        found.end_offset,
+        horizons,
+        found.now_ms,
+        unfinished,
         {s.base_offset: len(s.tombstones) for s in found.segments if s.tombstones},
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)

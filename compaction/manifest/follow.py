@@ -84,9 +84,7 @@ class FollowJob:
     check_seed: bytes = b""
 
 
-def job_for(
-    log: Log, found: Manifest, previous: Manifest | None, now_ms: int
-) -> FollowJob:  # fmt: skip
+def job_for(log: Log, found: Manifest, previous: Manifest | None, now_ms: int) -> FollowJob:
     """The job for a log, on its thread; rolls an active segment that begins below the end.
 
     Raises InvariantViolation when the log ends below the manifest (rule 15: fetch first).
@@ -141,9 +139,13 @@ def _source(segment: Segment, segment_end: int, base: int, end: int) -> Source:
     first = _position(segment, base) if base > segment.base_offset else 0
     last = _position(segment, end) if end < segment_end else segment.size_bytes
     return Source(
-        max(base, segment.base_offset), min(end, segment_end), last - first, segment.mtime_ms,
-        start_bytes=first, file_offset=segment.base_offset,
-    )  # fmt: skip
+        max(base, segment.base_offset),
+        min(end, segment_end),
+        last - first,
+        segment.mtime_ms,
+        start_bytes=first,
+        file_offset=segment.base_offset,
+    )
 
 
 def _position(segment: Segment, offset: int) -> int:
@@ -196,13 +198,21 @@ class _Follower:
         rewritten = {base for group in plan.groups for base in group.input_bases}
         sources = [source for piece in self.job.pieces for source in piece.sources]
         return Result(
-            generation=found.generation, clean_to=found.clean_to, end_offset=found.end_offset,
-            records_examined=0, records_removed=sum(removed.counts().values()),
+            generation=found.generation,
+            clean_to=found.clean_to,
+            end_offset=found.end_offset,
+            records_examined=0,
+            records_removed=sum(removed.counts().values()),
             bytes_before=sum(s.size_bytes for s in sources if s.file_offset in rewritten),
-            bytes_after=self.bytes_written, segments_before=len(sources),
-            segments_after=len(self.job.pieces), scans=0, keys=0, map_bytes=0,
-            removed=removed.counts(), keys_checked=checked,
-        )  # fmt: skip
+            bytes_after=self.bytes_written,
+            segments_before=len(sources),
+            segments_after=len(self.job.pieces),
+            scans=0,
+            keys=0,
+            map_bytes=0,
+            removed=removed.counts(),
+            keys_checked=checked,
+        )
 
     # Segments that stay as they are.
 
@@ -288,9 +298,15 @@ class _Follower:
         job = self.job
         config = replace(job.config, segment_bytes=_NO_LIMIT, segment_index_bytes=_NO_LIMIT)
         built = build(
-            job.manifest, groups, job.directory, config, self.disk,
-            chunk_bytes=job.chunk_bytes, progress=self.progress, check_crc=True,
-        )  # fmt: skip
+            job.manifest,
+            groups,
+            job.directory,
+            config,
+            self.disk,
+            chunk_bytes=job.chunk_bytes,
+            progress=self.progress,
+            check_crc=True,
+        )
         self.bytes_written += built.bytes_written
         return built.manifest.segments
 
@@ -313,9 +329,11 @@ class _Follower:
         output = piece.output
         if output is not None and output.digest and made.digest != output.digest:
             raise LogsDiffer(
-                piece.sources[0].path(self.job.directory), -1, output.base_offset,
+                piece.sources[0].path(self.job.directory),
+                -1,
+                output.base_offset,
                 f"it does not come to the digest of generation {self.job.manifest.generation}",
-            )  # fmt: skip
+            )
 
     def _look_for_missing(self, piece: Piece) -> None:
         """Raises LogsDiffer for the first survivor that is not there, or is in a damaged batch.
@@ -341,9 +359,11 @@ class _Follower:
         missing = (output.survivors - present) | (output.empties - bases)
         if missing:
             raise LogsDiffer(
-                piece.sources[0].path(self.job.directory), -1, output.base_offset + missing.min(),
+                piece.sources[0].path(self.job.directory),
+                -1,
+                output.base_offset + missing.min(),
                 f"it survives in generation {self.job.manifest.generation}, and is not here",
-            )  # fmt: skip
+            )
 
     def _copy_rest(self, piece: Piece) -> None:
         """Copy the batches beyond the manifest's end; the indexes come with the swap."""
@@ -421,7 +441,7 @@ def _groups(all_pieces: tuple[Piece, ...], changed: set[int]) -> Iterator[SwapGr
 
 def _read_batches(
     job: FollowJob, disk: Disk, source: Source, note: Callable[[memoryview, BatchHeader], None]
-) -> None:  # fmt: skip
+) -> None:
     """Every batch of a source."""
     file = disk.open_read(source.path(job.directory))
 

@@ -78,10 +78,16 @@ def decode(fields: Mapping[str, Any], disk: Disk) -> FollowJob:
             Piece(base, sources, _output(manifest_read, base) if piece["covered"] else None)
         )
     return FollowJob(
-        directory, manifest_read, tuple(pieces), config_from(fields["config"]), previous,
-        tuple(AbortedTxn(*entry) for entry in fields["aborted"]), fields["chunk_bytes"],
-        fields["check_keys"], bytes.fromhex(fields["check_seed"]),
-    )  # fmt: skip
+        directory,
+        manifest_read,
+        tuple(pieces),
+        config_from(fields["config"]),
+        previous,
+        tuple(AbortedTxn(*entry) for entry in fields["aborted"]),
+        fields["chunk_bytes"],
+        fields["check_keys"],
+        bytes.fromhex(fields["check_seed"]),
+    )
 
 
 def _previous(directory: str, generation: Generation | None, disk: Disk) -> Manifest | None:

@@ -178,9 +178,13 @@ def _pack_bitmap(bitmap: Any) -> bytes:
 
 def _pack_segment(segment: OutputSegment) -> Iterator[bytes]:
     yield _SEGMENT.pack(
-        segment.base_offset, segment.end_offset, segment.size_bytes,
-        len(segment.horizons), len(segment.aborted), len(segment.digest),
-    )  # fmt: skip
+        segment.base_offset,
+        segment.end_offset,
+        segment.size_bytes,
+        len(segment.horizons),
+        len(segment.aborted),
+        len(segment.digest),
+    )
     yield _pack_bitmap(segment.survivors)
     yield _pack_bitmap(segment.empties)
     for horizon_ms in sorted(segment.horizons):
@@ -194,11 +198,18 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """The content of section ``MANI``: what travels."""
     parts = [
         _HEAD.pack(
-            manifest.topic_id.bytes, manifest.partition, manifest.generation.leader_epoch,
-            manifest.generation.number, manifest.log_start_offset, manifest.clean_to,
-            manifest.end_offset, manifest.now_ms, manifest.horizon_ms, len(manifest.segments),
+            manifest.topic_id.bytes,
+            manifest.partition,
+            manifest.generation.leader_epoch,
+            manifest.generation.number,
+            manifest.log_start_offset,
+            manifest.clean_to,
+            manifest.end_offset,
+            manifest.now_ms,
+            manifest.horizon_ms,
+            len(manifest.segments),
         )
-    ]  # fmt: skip
+    ]
     for segment in manifest.segments:
         parts += _pack_segment(segment)
     return b"".join(parts)
@@ -352,9 +363,16 @@ def decode_manifest(path: str, data: memoryview) -> Manifest:
     segments = tuple(_read_segment(reader) for _ in range(count))
     reader.end()
     manifest = Manifest(
-        uuid.UUID(bytes=bytes(topic_id)), partition, Generation(epoch, generation), log_start,
-        clean_to, end, now_ms, horizon_ms, segments,
-    )  # fmt: skip
+        uuid.UUID(bytes=bytes(topic_id)),
+        partition,
+        Generation(epoch, generation),
+        log_start,
+        clean_to,
+        end,
+        now_ms,
+        horizon_ms,
+        segments,
+    )
     manifest.check_invariants()
     return manifest
 

@@ -190,8 +190,9 @@ def _entries(files: ReplicaFiles, start: int, end: int) -> Iterator[tuple[int, b
             continue
         if header.is_control:
             if start <= header.base_offset < end:
-                marker = struct.pack(">qqh", header.last_offset, header.producer_id,
-                                     header.producer_epoch)  # fmt: skip
+                marker = struct.pack(
+                    ">qqh", header.last_offset, header.producer_id, header.producer_epoch
+                )
                 yield header.base_offset, _digest(marker, bytes(batch[HEADER_BYTES:]))
             continue
         for record in records(batch, inflate_limit=INFLATE_LIMIT):

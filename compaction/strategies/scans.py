@@ -106,9 +106,13 @@ class _Segments:
     """The segments of one job, and reading them."""
 
     def __init__(
-        self, job: Job, disk: Disk, facts: Mapping[int, ScanStats], progress: Progress,
+        self,
+        job: Job,
+        disk: Disk,
+        facts: Mapping[int, ScanStats],
+        progress: Progress,
         watch: KeyTracker,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.job, self.facts, self.watch = job, facts, watch
         self._disk, self._progress = disk, progress
         self._aborted = AbortedIndex(job.aborted)
@@ -125,9 +129,14 @@ class _Segments:
             scan = make(source.base_offset)
             if scan is not None:
                 drive(
-                    scan, source, job=self.job, disk=self._disk, aborted=self._aborted,
-                    facts=None, progress=self._progress,
-                )  # fmt: skip
+                    scan,
+                    source,
+                    job=self.job,
+                    disk=self._disk,
+                    aborted=self._aborted,
+                    facts=None,
+                    progress=self._progress,
+                )
 
     def base_of(self, offset: int) -> int:
         """Base of the segment that an offset is in, -1 below the first."""
@@ -361,9 +370,7 @@ class _Class:
                         survivors.add(record.offset - base)
                         unproven.discard(key)
 
-            return kernel.RecordScan(
-                base, use, first=job.log_start_offset, wanted=left.to_array()
-            )  # fmt: skip
+            return kernel.RecordScan(base, use, first=job.log_start_offset, wanted=left.to_array())
 
         self._segments.scan(scan)
 

@@ -103,8 +103,10 @@ def _transaction(
     if held.client_version:
         data["clientTransactionVersion"] = held.client_version
     values["transaction"] = {
-        **data, "state": held.state.kafka_name, "lastEpoch": held.last_epoch,
-    }  # fmt: skip
+        **data,
+        "state": held.state.kafka_name,
+        "lastEpoch": held.last_epoch,
+    }
     return name, _json(str(record.version), data), values
 
 

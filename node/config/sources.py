@@ -219,9 +219,14 @@ def _unknown(name: str, names: Collection[str], refused_prefixes: Mapping[str, s
 
 
 def located(
-    message: str, file: str | None, overrides: Mapping[str, str], environ: Mapping[str, str],
-    sugar: Sugar, *, names: Collection[str],
-) -> str:  # fmt: skip
+    message: str,
+    file: str | None,
+    overrides: Mapping[str, str],
+    environ: Mapping[str, str],
+    sugar: Sugar,
+    *,
+    names: Collection[str],
+) -> str:
     """A refusal with where the settings that it names were given: file and line, variable, flag."""
     flags = {name: flag for flag, settings in sugar.settings for name in settings}
     given = {} if file is None else from_file(file)

@@ -100,9 +100,17 @@ async def _replica(node: RouteContext, p: Parameters) -> Any:
 
 
 @route(
-    "GET", "/api/v1/compaction/digests",
-    "topic", "partition", "generation", "start", "end", "parts", access=READ_TOPIC, large=True,
-)  # fmt: skip
+    "GET",
+    "/api/v1/compaction/digests",
+    "topic",
+    "partition",
+    "generation",
+    "start",
+    "end",
+    "parts",
+    access=READ_TOPIC,
+    large=True,
+)
 async def _digests(node: RouteContext, p: Parameters) -> Any:
     generation, parts = p.given.get("generation"), p.optional_number("parts")
     wanted = Wanted(generation, p.number("start"), p.number("end"), parts)

@@ -144,9 +144,12 @@ def _read(
             "name Apache Kafka's metadata.log.dir with --kafka-metadata"
         )
     return adopted_metadata.read(
-        disk, there[0], cluster_id=cluster_id, node_id=config.node_id,
+        disk,
+        there[0],
+        cluster_id=cluster_id,
+        node_id=config.node_id,
         voters=voters(config, cluster_id),
-    )  # fmt: skip
+    )
 
 
 def _check(

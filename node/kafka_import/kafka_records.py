@@ -164,14 +164,29 @@ class Transaction:
 
 
 Security = (
-    AclRecord | RemoveAclRecord | ScramCredentialRecord | RemoveScramCredentialRecord
+    AclRecord
+    | RemoveAclRecord
+    | ScramCredentialRecord
+    | RemoveScramCredentialRecord
     | ClientQuotaRecord
-)  # fmt: skip
+)
 """What says the same in Kafka and here."""
 KafkaRecord = (
-    RegisterBroker | ChangeBroker | UnregisterBroker | Topic | RemoveTopic | Partition
-    | ChangePartition | ClearElr | Config | Feature | ProducerIds | Token | Transaction | Security
-)  # fmt: skip
+    RegisterBroker
+    | ChangeBroker
+    | UnregisterBroker
+    | Topic
+    | RemoveTopic
+    | Partition
+    | ChangePartition
+    | ClearElr
+    | Config
+    | Feature
+    | ProducerIds
+    | Token
+    | Transaction
+    | Security
+)
 
 
 def _reader(data: bytes) -> MessageReader:
@@ -205,9 +220,12 @@ def _change_broker(r: MessageReader, _version: int) -> ChangeBroker:
     fenced = tags[0].int8() if 0 in tags else 0
     shutting_down = tags[1].int8() if 1 in tags else 0
     return ChangeBroker(
-        broker_id, epoch, None if fenced == 0 else fenced > 0, True if shutting_down else None,
+        broker_id,
+        epoch,
+        None if fenced == 0 else fenced > 0,
+        True if shutting_down else None,
         _uuids(tags.get(2)),
-    )  # fmt: skip
+    )
 
 
 def _fence(fenced: bool) -> Callable[[MessageReader, int], ChangeBroker]:
@@ -224,9 +242,18 @@ def _partition(r: MessageReader, version: int) -> Partition:
     recovering = 0 in tags and tags[0].int8() != 0
     elr = _ids(tags.get(1)) or ()
     return Partition(
-        topic_id, number, replicas, isr, removing, adding, leader, recovering, leader_epoch,
-        partition_epoch, elr,
-    )  # fmt: skip
+        topic_id,
+        number,
+        replicas,
+        isr,
+        removing,
+        adding,
+        leader,
+        recovering,
+        leader_epoch,
+        partition_epoch,
+        elr,
+    )
 
 
 def _ids(reader: MessageReader | None) -> tuple[int, ...] | None:

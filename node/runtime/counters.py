@@ -17,9 +17,22 @@ if TYPE_CHECKING:
     from kept.storage.types import TopicPartition
 
 REQUEST_BUCKETS: Final = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
     10.0,
-)  # fmt: skip
+)
 """Upper bounds in seconds; a produce takes 0.1 ms, a waiting fetch half a second."""
 
 FSYNC_BUCKETS: Final = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.5)

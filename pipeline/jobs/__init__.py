@@ -17,6 +17,19 @@ from kept.pipeline.jobs.tables import Refreshed, refresh, saved, table
 from kept.pipeline.session import session
 
 __all__ = [
-    "Analysis", "Audit", "Export", "Finding", "Refreshed", "analyze", "audit", "compact", "export",
-    "page", "refresh", "restore", "saved", "session", "table",
-]  # fmt: skip
+    "Analysis",
+    "Audit",
+    "Export",
+    "Finding",
+    "Refreshed",
+    "analyze",
+    "audit",
+    "compact",
+    "export",
+    "page",
+    "refresh",
+    "restore",
+    "saved",
+    "session",
+    "table",
+]

@@ -29,9 +29,16 @@ HOTTEST: Final = 20
 PREFIXES: Final = 50
 SHOWN_AGES_S: Final = (60, 3600, 86_400, 7 * 86_400, 30 * 86_400, 365 * 86_400)
 AGES: Final = (
-    "1 minute", "1 hour", "1 day", "1 week", "30 days", "1 year", "older", "in the future",
+    "1 minute",
+    "1 hour",
+    "1 day",
+    "1 week",
+    "30 days",
+    "1 year",
+    "older",
+    "in the future",
     "no timestamp",
-)  # fmt: skip
+)
 """In the future: by more than clocks differ."""
 _FIGURES: Final = (
     "count(*) as records",
@@ -160,9 +167,10 @@ def _frames(rows: DataFrame, taken_ms: int, partitions: int) -> dict[str, DataFr
     figures = [f.expr(figure) for figure in _FIGURES]
     by_key = rows.filter("key is not null").groupBy("partition", "key")
     keys = by_key.agg(
-        f.count("*").alias("records"), f.sum("bytes").alias("bytes"),
+        f.count("*").alias("records"),
+        f.sum("bytes").alias("bytes"),
         f.max_by("tombstone", "offset").alias("deleted"),
-    )  # fmt: skip
+    )
     age = f.lit(taken_ms / 1000) - f.unix_micros("timestamp") / 1e6
     class_ = f.lit(len(SHOWN_AGES_S))
     for number, limit in reversed(list(enumerate(SHOWN_AGES_S))):

@@ -50,17 +50,20 @@ def held(rows: DataFrame, replica: int, strategy: Strategy) -> DataFrame:
     headers = f.transform(
         "headers",
         lambda h: f.concat(
-            f.hex(f.encode(h.getField("key"), "UTF-8")), f.lit(":"),
+            f.hex(f.encode(h.getField("key"), "UTF-8")),
+            f.lit(":"),
             f.coalesce(f.hex(h.getField("value")), f.lit("-")),
         ),
-    )  # fmt: skip
+    )
     digest = f.md5(
         f.concat_ws(
-            "|", text(f.col("key")), text(f.col("value")),
+            "|",
+            text(f.col("key")),
+            text(f.col("value")),
             f.unix_millis("timestamp").cast("string"),
             f.coalesce(f.concat_ws(",", headers), f.lit("")),
         ).cast("binary")
-    )  # fmt: skip
+    )
     made = rows.withColumn("tombstone", f.col("value").isNull()).withColumn("digest", digest)
     made = made.withColumn("replica", f.lit(replica))
     known = rules(strategy)
@@ -96,9 +99,13 @@ def find(
     told = winners.select(*_WHERE, "lone", "forgotten", f.explode(findings).alias("fault"))
     lone = (f.col("fault.kind") == "missing") & f.col("lone")
     return told.select(
-        "fault.kind", *_WHERE, "fault.replica", "fault.detail", lone.alias("lone"),
+        "fault.kind",
+        *_WHERE,
+        "fault.replica",
+        "fault.detail",
+        lone.alias("lone"),
         (lone & f.col("forgotten")).alias("forgotten"),
-    )  # fmt: skip
+    )
 
 
 def overtaken(
@@ -222,10 +229,11 @@ def _divergent() -> Column:
     shown = f.transform(
         "digests",
         lambda r: f.concat(
-            _named(f.array(r.getField("replica"))), f.lit(" has "),
+            _named(f.array(r.getField("replica"))),
+            f.lit(" has "),
             f.substring(r.getField("digest"), 1, 8),
         ),
-    )  # fmt: skip
+    )
     detail = f.concat(f.lit("different records: "), f.array_join(shown, ", "))
     kinds = f.array_distinct(f.transform("digests", lambda r: r.getField("digest")))
     return _only_if(f.size(kinds) > 1, f.array(_fault("divergent", f.lit(-1), detail)))
@@ -251,9 +259,10 @@ def _outdated() -> Column:
     """Records that should be gone: alive where the key is deleted, or merely left over."""
     back = f.concat(
         f.lit("the newest of its key here; the tombstone at "),
-        f.col("deleted.offset").cast("string"), f.lit(" is on "),
+        f.col("deleted.offset").cast("string"),
+        f.lit(" is on "),
         _named(f.col("deleted.holders")),
-    )  # fmt: skip
+    )
     left = f.concat(f.lit("compaction removed it on "), _named(f.col("absent")))
 
     def alive(node: Column) -> Column:
@@ -268,9 +277,10 @@ def _outdated() -> Column:
 
     def fault(node: Column) -> Column:
         return _fault(
-            f.when(alive(node), "resurrected").otherwise("superseded"), node,
+            f.when(alive(node), "resurrected").otherwise("superseded"),
+            node,
             f.when(alive(node), back).otherwise(left),
-        )  # fmt: skip
+        )
 
     told = f.filter("live", lambda node: alive(node) | (f.size("absent") > 0))
     outdated = ~f.col("survives") & ~f.col("returned")

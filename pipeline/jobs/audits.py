@@ -283,9 +283,12 @@ def _replicas(
 
 def _only(bounds: Bounds, partitions: Sequence[int]) -> Bounds:
     return Bounds(
-        bounds.topic, bounds.topic_id, {p: bounds.starts[p] for p in partitions},
-        {p: bounds.ends[p] for p in partitions}, bounds.config,
-    )  # fmt: skip
+        bounds.topic,
+        bounds.topic_id,
+        {p: bounds.starts[p] for p in partitions},
+        {p: bounds.ends[p] for p in partitions},
+        bounds.config,
+    )
 
 
 def _covered(export: Export, bounds: Bounds) -> dict[int, tuple[int, int]]:

@@ -35,8 +35,15 @@ RECORDS: Final = "records"
 STATE: Final = "_kept.json"
 FORMAT: Final = 1
 COLUMNS: Final = (
-    "topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers",
-)  # fmt: skip
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "timestampType",
+    "key",
+    "value",
+    "headers",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +120,11 @@ def restore(
     with connect(bootstrap) as client:
         if topic not in client.metadata(None).topics:
             client.create_topic(
-                topic, partitions=len(description.ends), replication_factor=replication_factor,
+                topic,
+                partitions=len(description.ends),
+                replication_factor=replication_factor,
                 config=dict(description.config),
-            )  # fmt: skip
+            )
         bounds = bounds_of(client, topic)
     if set(bounds.ends) != set(description.ends):
         raise BadOption(
@@ -129,9 +138,13 @@ def restore(
     )
     (
         ordered.select("partition", "key", "value", "headers", "timestamp")
-        .write.format("kept").mode("append").options(**reach(bootstrap)).option("topic", topic)
-        .option("includeTimestamps", "true").save()
-    )  # fmt: skip
+        .write.format("kept")
+        .mode("append")
+        .options(**reach(bootstrap))
+        .option("topic", topic)
+        .option("includeTimestamps", "true")
+        .save()
+    )
     with connect(bootstrap) as client:
         written = sum(bounds_of(client, topic).ends.values())
     if written != description.records:
@@ -234,9 +247,16 @@ def _finish(
     there = {partition: (count, last + 1) for partition, count, last in counted.collect()}
     ends = {p: max(end, there.get(p, (0, 0))[1]) for p, end in bounds.ends.items()}
     made = Export(
-        store.path, bounds.topic, bounds.topic_id, bounds.starts, ends, bounds.config,
-        taken_ms, sum(count for count, _ in there.values()), compacted_to,
-    )  # fmt: skip
+        store.path,
+        bounds.topic,
+        bounds.topic_id,
+        bounds.starts,
+        ends,
+        bounds.config,
+        taken_ms,
+        sum(count for count, _ in there.values()),
+        compacted_to,
+    )
     said: dict[str, Any] = {"format": FORMAT, **asdict(made)}
     del said["path"]
     store.replace(STATE, json.dumps(said))

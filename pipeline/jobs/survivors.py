@@ -65,9 +65,7 @@ def with_version(rows: DataFrame, known: Sequence[Rule]) -> DataFrame:
     return rows.withColumn("version", column)
 
 
-def surviving(
-    rows: DataFrame, known: Sequence[Rule]
-) -> DataFrame:  # fmt: skip
+def surviving(rows: DataFrame, known: Sequence[Rule]) -> DataFrame:
     """The rows with ``survives``: whether the record is what its rule keeps of its key. Expired
     tombstones are among them; a record without a key never survives.
     """
@@ -132,9 +130,9 @@ def _header_version(name: str) -> Column:
     half = f.when(size == 4, f.lit(2**31)).otherwise(f.lit(str(2**63)).cast("decimal(20,0)"))
     whole = f.when(size == 4, f.lit(2**32)).otherwise(f.lit(str(2**64)).cast("decimal(20,0)"))
     signed = f.when(raw >= half, raw - whole).otherwise(raw)
-    number = f.when(
-        text.isNotNull(), f.when(size <= MAX_VERSION_DIGITS, digits)
-    ).otherwise(_sortable(signed.cast("decimal(38,0)")))  # fmt: skip
+    number = f.when(text.isNotNull(), f.when(size <= MAX_VERSION_DIGITS, digits)).otherwise(
+        _sortable(signed.cast("decimal(38,0)"))
+    )
     return f.coalesce(number, f.lit(""))
 
 

@@ -70,9 +70,13 @@ def latest(rows: DataFrame) -> DataFrame:
         f.max_by(f.struct("row", "partition"), f.struct("row.timestamp", "partition")).alias("one")
     )
     return newest.selectExpr(
-        "key", "one.row.value", "one.partition", "one.row.offset", "one.row.timestamp",
+        "key",
+        "one.row.value",
+        "one.partition",
+        "one.row.offset",
+        "one.row.timestamp",
         "one.row.headers",
-    )  # fmt: skip
+    )
 
 
 def table(
@@ -169,15 +173,20 @@ def refresh(spark: SparkSession, bootstrap: str | Bootstrap, topic: str, path: s
     if removed or _state(store, topic) != before:
         store.remove(name)
         raise BadOption(
-            f"{path}: another refresh removed what this one wrote; refresh again" if removed else
-            f"{path}: another refresh ended meanwhile, and the table is that one's"
-        )  # fmt: skip
+            f"{path}: another refresh removed what this one wrote; refresh again"
+            if removed
+            else f"{path}: another refresh ended meanwhile, and the table is that one's"
+        )
     state = {
-        "format": FORMAT, "topic": topic, "topic_id": now.topic_id, "directory": name,
+        "format": FORMAT,
+        "topic": topic,
+        "topic_id": now.topic_id,
+        "directory": name,
         "starts": {str(p): o for p, o in now.starts.items()},
-        "offsets": {str(p): o for p, o in now.ends.items()}, "refreshed_ms": began_ms,
+        "offsets": {str(p): o for p, o in now.ends.items()},
+        "refreshed_ms": began_ms,
         "leader_epochs": {str(tp.partition): epoch for tp, epoch in epochs.items()},
-    }  # fmt: skip
+    }
     _put(store, json.dumps(state), name)
     store.remove(f"{name}/{files.BEGUN}")
     if before is not None:

@@ -138,10 +138,16 @@ def read_range(
         while position < len(records) and reader.position < reader.end:
             try:
                 block = read_block(
-                    records, position, reader.position, reader.end, wanted,
-                    hidden=hidden, min_timestamp=min_timestamp,
-                    max_rows=BLOCK_ROWS, max_bytes=BLOCK_BYTES,
-                )  # fmt: skip
+                    records,
+                    position,
+                    reader.position,
+                    reader.end,
+                    wanted,
+                    hidden=hidden,
+                    min_timestamp=min_timestamp,
+                    max_rows=BLOCK_ROWS,
+                    max_bytes=BLOCK_BYTES,
+                )
             except (CorruptMessage, InvalidRecord) as error:
                 where = f"{one.topic}-{one.partition} at or after offset {reader.position}"
                 raise type(error)(f"{where}: {error}") from error

@@ -270,10 +270,13 @@ def begin(client: Client, ledger: str, batch: Batch, task: int, batch_bytes: int
 
 def _begun(entry: Entry, batch_bytes: int) -> Begun:
     return Begun(
-        entry["producer_id"], entry["epoch"], entry["at_ms"], len(entry["starts"]),
+        entry["producer_id"],
+        entry["epoch"],
+        entry["at_ms"],
+        len(entry["starts"]),
         entry.get("batch_bytes", batch_bytes),
         ends={int(partition): int(start) for partition, start in entry["starts"].items()},
-    )  # fmt: skip
+    )
 
 
 def end(client: Client, ledger: str, batch: Batch, tasks: int) -> None:
@@ -344,11 +347,14 @@ def _announce(client: Client, ledger: str, batch: Batch, key: bytes, batch_bytes
     tps = [TopicPartition(batch.topic, p) for p in client.topic(batch.topic).partitions]
     ends = client.list_offsets(dict.fromkeys(tps, LATEST))
     entry = {
-        "batch": batch.version, "run": batch.run,
-        "producer_id": producer.id, "epoch": producer.epoch,
-        "at_ms": time.time_ns() // 1_000_000, "batch_bytes": batch_bytes,
+        "batch": batch.version,
+        "run": batch.run,
+        "producer_id": producer.id,
+        "epoch": producer.epoch,
+        "at_ms": time.time_ns() // 1_000_000,
+        "batch_bytes": batch_bytes,
         "starts": {str(tp.partition): at.offset for tp, at in ends.items()},
-    }  # fmt: skip
+    }
     _put(client, ledger, key, entry)
     return producer.id
 
@@ -423,9 +429,13 @@ def _find(
             f"{start} on can no longer be seen"
         )
     reader = RangeReader(
-        client, tp, start, bounds[LATEST], FetchLimits(partition_max_bytes=8 << 20),
+        client,
+        tp,
+        start,
+        bounds[LATEST],
+        FetchLimits(partition_max_bytes=8 << 20),
         timeout_ms=TIMEOUT_MS,
-    )  # fmt: skip
+    )
     for chunk in reader.chunks():
         for _, header in headers(chunk.records):
             reader.position = header.last_offset + 1

@@ -263,9 +263,13 @@ def check_partition(
         is_last = i + 1 == len(bases)
         end_offset = None if is_last else bases[i + 1]
         segment, more = check_log(
-            disk, files[layout.LOG, base], base, end_offset, is_last and not clean,
+            disk,
+            files[layout.LOG, base],
+            base,
+            end_offset,
+            is_last and not clean,
             known.log_start_offset,
-        )  # fmt: skip
+        )
         findings += more
         ends[base] = segment.next_offset
         damaged.update([base] if more else ())
@@ -342,8 +346,11 @@ def check_directory(
         return check_directory(f"{path}/{LOG_DIRECTORY}", disk, more=more)
     findings: list[Finding] = []
     for kind in (
-        layout.RECOVERY_POINTS, layout.HIGH_WATERMARKS, layout.LOG_STARTS, layout.CLEANER_OFFSETS
-    ):  # fmt: skip
+        layout.RECOVERY_POINTS,
+        layout.HIGH_WATERMARKS,
+        layout.LOG_STARTS,
+        layout.CLEANER_OFFSETS,
+    ):
         name = f"{path}/{kind}"
         findings += _read(name, partial(checkpoints.read_offsets, disk, name))
     meta = f"{path}/{layout.META_PROPERTIES}"

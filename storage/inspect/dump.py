@@ -22,9 +22,12 @@ from kept.storage.types import TimestampType
 
 _MARKERS = {0: "ABORT", 1: "COMMIT"}
 _TEXTS = (
-    layout.RECOVERY_POINTS, layout.HIGH_WATERMARKS, layout.LOG_STARTS, layout.CLEANER_OFFSETS,
+    layout.RECOVERY_POINTS,
+    layout.HIGH_WATERMARKS,
+    layout.LOG_STARTS,
+    layout.CLEANER_OFFSETS,
     layout.LEADER_EPOCHS,
-)  # fmt: skip
+)
 PROPERTIES: Final = (layout.META_PROPERTIES, "log-directories", "owner")
 """The last two are beside the metadata: the directories that a node knows, and whose they are."""
 _TIMESTAMP_TYPES: Final = {
@@ -52,15 +55,21 @@ CorruptMessage.
 def damage(error: DamagedData) -> Entry:
     """The entry that says where a file is damaged."""
     values = {
-        "path": error.path, "position": error.position, "offset": error.offset, "why": error.why
-    }  # fmt: skip
+        "path": error.path,
+        "position": error.position,
+        "offset": error.offset,
+        "why": error.why,
+    }
     return Entry("damage", values, f"DAMAGED: {error}")
 
 
 def entries(
-    path: str, disk: Disk | None = None, *, print_records: bool = True,
+    path: str,
+    disk: Disk | None = None,
+    *,
+    print_records: bool = True,
     decoder: Decoder | None = None,
-) -> Iterator[Entry]:  # fmt: skip
+) -> Iterator[Entry]:
     """What is in a file. Raises FileNotFoundError, MachineError; ValueError for other files.
 
     ``decoder``: of the records, where they are not text.
@@ -186,9 +195,13 @@ def _records(header: BatchHeader, data: bytes, decoder: Decoder | None) -> Itera
         names = ",".join(name for name, _ in record.headers)
         sequence = _sequence(header, record.offset)
         values = {
-            "offset": record.offset, "timestamp": record.timestamp, "sequence": sequence,
-            "key": record.key, "value": record.value, "headers": record.headers,
-        }  # fmt: skip
+            "offset": record.offset,
+            "timestamp": record.timestamp,
+            "sequence": sequence,
+            "key": record.key,
+            "value": record.value,
+            "headers": record.headers,
+        }
         if decoder is None:
             content = f"{_text('key', record.key)}{_text('payload', record.value)}"
         else:
@@ -210,9 +223,11 @@ def _control(header: BatchHeader, data: bytes) -> Iterator[Entry]:
         sequence = _sequence(header, offset)
         kind = -1 if key is None or len(key) < 4 else int.from_bytes(key[2:4], "big", signed=True)
         values: dict[str, Any] = {
-            "offset": offset, "timestamp": columns.timestamps[i], "sequence": sequence,
+            "offset": offset,
+            "timestamp": columns.timestamps[i],
+            "sequence": sequence,
             "type": _MARKERS.get(kind, str(kind)),
-        }  # fmt: skip
+        }
         line = (
             f"| offset: {offset} {_TIMESTAMP_TYPES[header.timestamp_type]}:"
             f" {columns.timestamps[i]} keySize: {-1 if key is None else len(key)}"

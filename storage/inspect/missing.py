@@ -22,8 +22,11 @@ from kept.storage.inspect.finding import Finding
 from kept.storage.types import MAX_INT32, TopicPartition
 
 _KINDS: Final = (
-    layout.RECOVERY_POINTS, layout.HIGH_WATERMARKS, layout.LOG_STARTS, layout.CLEANER_OFFSETS
-)  # fmt: skip
+    layout.RECOVERY_POINTS,
+    layout.HIGH_WATERMARKS,
+    layout.LOG_STARTS,
+    layout.CLEANER_OFFSETS,
+)
 """As :class:`Known` has them."""
 
 

@@ -147,12 +147,23 @@ class Log:
 
     @classmethod
     def open(
-        cls, directory: str, tp: TopicPartition, topic_id: uuid.UUID | None, config: LogConfig,
-        disk: Disk, *, now_ms: int, log_start_offset: int = 0, recovery_point: int | None = None,
-        clean: bool = False, unfinished_swap: SwapPlan | None = None,
-        producer_id_expiration_ms: int = 86_400_000, compacted_to: int | None = None,
-        first_epoch: int | None = None, producer_quota: ProducerQuota | None = None,
-    ) -> Log:  # fmt: skip
+        cls,
+        directory: str,
+        tp: TopicPartition,
+        topic_id: uuid.UUID | None,
+        config: LogConfig,
+        disk: Disk,
+        *,
+        now_ms: int,
+        log_start_offset: int = 0,
+        recovery_point: int | None = None,
+        clean: bool = False,
+        unfinished_swap: SwapPlan | None = None,
+        producer_id_expiration_ms: int = 86_400_000,
+        compacted_to: int | None = None,
+        first_epoch: int | None = None,
+        producer_quota: ProducerQuota | None = None,
+    ) -> Log:
         """Open a log, recovering what a crash left; create it when there is none.
 
         ``recovery_point``: below it all is durable, and above it compaction left no gaps between
@@ -174,12 +185,21 @@ class Log:
         elif topic_id is not None and stored != topic_id:
             raise DamagedData(metadata, -1, -1, f"topic id is {stored}, expected {topic_id}")
         recover = partial(
-            recovery.recover, disk, directory, config, now_ms=now_ms,
-            log_start_offset=log_start_offset, recovery_point=recovery_point, clean=clean,
-            unfinished_swap=unfinished_swap, expiration_ms=producer_id_expiration_ms,
-            compacted_to=compacted_to, first_epoch=first_epoch, unsynced=stored is None,
+            recovery.recover,
+            disk,
+            directory,
+            config,
+            now_ms=now_ms,
+            log_start_offset=log_start_offset,
+            recovery_point=recovery_point,
+            clean=clean,
+            unfinished_swap=unfinished_swap,
+            expiration_ms=producer_id_expiration_ms,
+            compacted_to=compacted_to,
+            first_epoch=first_epoch,
+            unsynced=stored is None,
             quota=producer_quota,
-        )  # fmt: skip
+        )
         try:
             recovered = recover()
         except DamagedData as error:
@@ -286,19 +306,24 @@ class Log:
             if checked.is_transactional:
                 client = origin is AppendOrigin.CLIENT
                 again = self.producers.check_transactional(
-                    producer_id, checked.producer_epoch,
-                    checked.base_sequence if client else NO_SEQUENCE, count, guard,
-                )  # fmt: skip
+                    producer_id,
+                    checked.producer_epoch,
+                    checked.base_sequence if client else NO_SEQUENCE,
+                    count,
+                    guard,
+                )
             else:
                 again = self.producers.check(
                     producer_id, checked.producer_epoch, checked.base_sequence, count
                 )
             if again is not None:
                 return AppendInfo(
-                    again.first_offset, again.last_offset,
+                    again.first_offset,
+                    again.last_offset,
                     again.timestamp if self._log_append_time else NO_TIMESTAMP,
-                    self.log_start_offset, True,
-                )  # fmt: skip
+                    self.log_start_offset,
+                    True,
+                )
         tail = self.tail
         base = tail.end_offset
         last = base + count - 1
@@ -316,9 +341,14 @@ class Log:
         tail.stage(data, size)
         if producer_id >= 0:
             self.producers.update(
-                producer_id, checked.producer_epoch, checked.base_sequence, count - 1, last,
-                timestamp, checked.is_transactional,
-            )  # fmt: skip
+                producer_id,
+                checked.producer_epoch,
+                checked.base_sequence,
+                count - 1,
+                last,
+                timestamp,
+                checked.is_transactional,
+            )
         return _made(AppendInfo, (base, last, append_time, self.log_start_offset, False))
 
     def _enter_epoch(self, leader_epoch: int) -> None:
@@ -351,9 +381,14 @@ class Log:
             self._enter_epoch(leader_epoch)
         base = self.log_end_offset
         batch = build_control_batch(
-            marker, producer_id, producer_epoch, now_ms, base_offset=base,
-            leader_epoch=leader_epoch, timestamp_type=self._config.message_timestamp_type,
-        )  # fmt: skip
+            marker,
+            producer_id,
+            producer_epoch,
+            now_ms,
+            base_offset=base,
+            leader_epoch=leader_epoch,
+            timestamp_type=self._config.message_timestamp_type,
+        )
         found = (0, len(batch), base, base, now_ms, leader_epoch, producer_id)
         follower_append.stage(self, memoryview(batch), [found], now_ms)
         return AppendInfo(base, base, NO_TIMESTAMP, self.log_start_offset, False)

@@ -97,5 +97,8 @@ def _report(log: Log, why: str, first: int, end: int | None) -> None:
     logger.error(
         "%s: %s: records from %d %s are lost here; a file was removed or damaged, or power failed "
         "before a flush (a follower fetches them from its leader)",
-        log.directory, why, first, until,
-    )  # fmt: skip
+        log.directory,
+        why,
+        first,
+        until,
+    )

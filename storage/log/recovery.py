@@ -73,9 +73,13 @@ class _Opening:
             if parsed.kind == layout.LOG:
                 stat = self.disk.stat(f"{self.directory}/{name}")
                 by_base[parsed.base_offset] = Segment(
-                    self.disk, self.directory, parsed.base_offset, size_bytes=stat.size_bytes,
-                    mtime_ms=stat.mtime_ms, index_interval_bytes=self.config.index_interval_bytes,
-                )  # fmt: skip
+                    self.disk,
+                    self.directory,
+                    parsed.base_offset,
+                    size_bytes=stat.size_bytes,
+                    mtime_ms=stat.mtime_ms,
+                    index_interval_bytes=self.config.index_interval_bytes,
+                )
             elif parsed.kind != layout.SNAPSHOT:
                 others.append((parsed.base_offset, name))
         for base_offset, name in others:
@@ -123,8 +127,12 @@ class _Opening:
             logger.error(
                 "%s: it ends at %d, the next segment begins at %d: records from %d to %d are lost "
                 "here; the file was cut, or the topic was compacted once by another broker",
-                segment.path(layout.LOG), end, next_base, end, next_base - 1,
-            )  # fmt: skip
+                segment.path(layout.LOG),
+                end,
+                next_base,
+                end,
+                next_base - 1,
+            )
 
     def _open_tail(self, segment: Segment) -> None:
         segment.load_index()
@@ -150,9 +158,10 @@ class _Opening:
                 header = check_replica(chunk, at)
             except CorruptMessage as error:
                 if size_at(chunk, at) > len(chunk) - at and start + len(chunk) < limit:
-                    chunk, start = self.disk.pread(
-                        segment.file, position, size_at(chunk, at)
-                    ), position  # fmt: skip
+                    chunk, start = (
+                        self.disk.pread(segment.file, position, size_at(chunk, at)),
+                        position,
+                    )
                     if holds_batch(chunk, 0):
                         continue
                 why = str(error)
@@ -261,11 +270,21 @@ class _Opening:
 
 
 def recover(
-    disk: Disk, directory: str, config: LogConfig, *, now_ms: int, log_start_offset: int,
-    recovery_point: int | None, clean: bool, unfinished_swap: SwapPlan | None, expiration_ms: int,
-    compacted_to: int | None = None, first_epoch: int | None = None, unsynced: bool = False,
+    disk: Disk,
+    directory: str,
+    config: LogConfig,
+    *,
+    now_ms: int,
+    log_start_offset: int,
+    recovery_point: int | None,
+    clean: bool,
+    unfinished_swap: SwapPlan | None,
+    expiration_ms: int,
+    compacted_to: int | None = None,
+    first_epoch: int | None = None,
+    unsynced: bool = False,
     quota: ProducerQuota | None = None,
-) -> Recovered:  # fmt: skip
+) -> Recovered:
     """Open the files of a log that exists or not; see the module. A log without segments gets one,
     and ``first_epoch``; what is new in its directory, ``unsynced`` names too, is synced together.
 
@@ -284,8 +303,10 @@ def recover(
     if found and found[-1].next_offset < log_start_offset:
         logger.warning(
             "%s: ends at %d, below its start %d: emptied",
-            directory, found[-1].next_offset, log_start_offset,
-        )  # fmt: skip
+            directory,
+            found[-1].next_offset,
+            log_start_offset,
+        )
         segments.remove(found)
         opening.drop(found)
         scanned = []
@@ -297,8 +318,10 @@ def recover(
     if end_offset < recovery_point:
         logger.error(
             "%s: ends at %d, though everything below %d was durable: records are lost",
-            directory, end_offset, recovery_point,
-        )  # fmt: skip
+            directory,
+            end_offset,
+            recovery_point,
+        )
     epochs = _load_epochs(disk, directory, segments)
     if segments.bases[0] > known_start:
         _report_lost_start(directory, epochs, segments.bases[0], retired)
@@ -367,8 +390,10 @@ def _report_lost_start(
     if min(retired, default=base) > first:
         logger.error(
             "%s: begins at %d, its leader epochs at %d: records may be lost",
-            directory, base, first,
-        )  # fmt: skip
+            directory,
+            base,
+            first,
+        )
 
 
 def _load_epochs(disk: Disk, directory: str, segments: Segments) -> LeaderEpochCache:
@@ -389,9 +414,7 @@ def _load_epochs(disk: Disk, directory: str, segments: Segments) -> LeaderEpochC
     return epochs
 
 
-def _complete_epochs(
-    epochs: LeaderEpochCache, segments: Segments, log_start_offset: int
-) -> None:  # fmt: skip
+def _complete_epochs(epochs: LeaderEpochCache, segments: Segments, log_start_offset: int) -> None:
     """A crash may take the log start back, but not the epochs that were forgotten with it: without
     them a replica that diverged there could not be told (rule 26). The batches know.
     """

@@ -22,9 +22,15 @@ REASON_SIZE: Final = "retention.bytes"
 
 
 def deletable(
-    segments: Sequence[Segment], config: LogConfig, *, log_start_offset: int,
-    log_end_offset: int, high_watermark: int, now_ms: int, by_policy: bool = True,
-) -> list[tuple[int, str]]:  # fmt: skip
+    segments: Sequence[Segment],
+    config: LogConfig,
+    *,
+    log_start_offset: int,
+    log_end_offset: int,
+    high_watermark: int,
+    now_ms: int,
+    by_policy: bool = True,
+) -> list[tuple[int, str]]:
     """(index, reason) of the segments that are due, a prefix of ``segments``.
 
     Without ``by_policy`` only what lies below the log start is: that is a follower's part.

@@ -31,9 +31,17 @@ class CutPreparation:
     """
 
     __slots__ = (
-        "_disk", "_expiration_ms", "_position", "_segments", "_snapshot", "begun", "done",
-        "offset", "states", "truncations",
-    )  # fmt: skip
+        "_disk",
+        "_expiration_ms",
+        "_position",
+        "_segments",
+        "_snapshot",
+        "begun",
+        "done",
+        "offset",
+        "states",
+        "truncations",
+    )
 
     def __init__(  # noqa: PLR0917
         self,

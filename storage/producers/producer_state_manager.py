@@ -178,9 +178,14 @@ def known_at(disk: Disk, directory: str, end_offset: int) -> list[tuple[int, Pro
 
 
 def replay(
-    segment: Segment, position: int, producers: ProducerStates, *, start: int = 0,
-    end: int = MAX_INT64, rebuilt: bool = False,
-) -> None:  # fmt: skip
+    segment: Segment,
+    position: int,
+    producers: ProducerStates,
+    *,
+    start: int = 0,
+    end: int = MAX_INT64,
+    rebuilt: bool = False,
+) -> None:
     """Take a segment's batches from byte ``position`` on into the producer state, those with all of
     their records at or above offset ``start`` and below ``end``. Raises DamagedData, MachineError.
     """
@@ -224,10 +229,14 @@ def note_producer(
     if not header.is_control:
         if header.base_sequence >= 0:
             producers.update(
-                header.producer_id, header.producer_epoch, header.base_sequence,
-                header.last_offset_delta, header.last_offset, header.max_timestamp,
+                header.producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                header.last_offset_delta,
+                header.last_offset,
+                header.max_timestamp,
                 header.is_transactional,
-            )  # fmt: skip
+            )
         return None
     if not header.record_count:
         return None
@@ -236,16 +245,22 @@ def note_producer(
     if marker is None:
         return None
     completed = producers.update_marker(
-        header.producer_id, header.producer_epoch, header.base_offset, header.max_timestamp,
-        marker.coordinator_epoch, not marker.is_commit,
-    )  # fmt: skip
+        header.producer_id,
+        header.producer_epoch,
+        header.base_offset,
+        header.max_timestamp,
+        marker.coordinator_epoch,
+        not marker.is_commit,
+    )
     if completed is None or not completed.aborted:
         return None
     stable = producers.first_unstable_offset
     return AbortedTxn(
-        completed.producer_id, completed.first_offset, completed.last_offset,
+        completed.producer_id,
+        completed.first_offset,
+        completed.last_offset,
         completed.last_offset + 1 if stable is None else stable,
-    )  # fmt: skip
+    )
 
 
 def _fill_last_batches(active: Segment, producers: ProducerStates) -> None:
@@ -255,9 +270,11 @@ def _fill_last_batches(active: Segment, producers: ProducerStates) -> None:
     for _, _, header in _of_producers(active, start):
         if header.base_sequence >= 0:
             batch = ProducerBatch(
-                header.last_sequence, header.last_offset, header.last_offset_delta,
+                header.last_sequence,
+                header.last_offset,
+                header.last_offset_delta,
                 header.max_timestamp,
-            )  # fmt: skip
+            )
             recent.setdefault(header.producer_id, []).append((header.producer_epoch, batch))
     for producer_id, batches in recent.items():
         state: ProducerState | None = producers.get(producer_id)

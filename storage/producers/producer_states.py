@@ -128,8 +128,14 @@ class ProducerStates:
     """All producers of a log, by producer id."""
 
     __slots__ = (
-        "_counted", "_ended", "_open", "_quota", "_states", "expiration_ms", "guards",
-    )  # fmt: skip
+        "_counted",
+        "_ended",
+        "_open",
+        "_quota",
+        "_states",
+        "expiration_ms",
+        "guards",
+    )
 
     def __init__(self, expiration_ms: int, quota: ProducerQuota | None = None) -> None:
         self.expiration_ms = expiration_ms
@@ -266,9 +272,15 @@ class ProducerStates:
         return max(known, self.guards.coordinator_epoch(producer_id))
 
     def update(  # noqa: PLR0917
-        self, producer_id: int, epoch: int, first_sequence: int, offset_delta: int,
-        last_offset: int, timestamp: int, is_transactional: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        producer_id: int,
+        epoch: int,
+        first_sequence: int,
+        offset_delta: int,
+        last_offset: int,
+        timestamp: int,
+        is_transactional: bool = False,
+    ) -> None:
         """A data batch of a producer is in the log."""
         state = self._states.get(producer_id)
         if state is None:
@@ -292,9 +304,14 @@ class ProducerStates:
             self.guards.appended(producer_id, epoch)
 
     def update_marker(  # noqa: PLR0917
-        self, producer_id: int, epoch: int, offset: int, timestamp: int,
-        coordinator_epoch: int, aborted: bool,
-    ) -> CompletedTxn | None:  # fmt: skip
+        self,
+        producer_id: int,
+        epoch: int,
+        offset: int,
+        timestamp: int,
+        coordinator_epoch: int,
+        aborted: bool,
+    ) -> CompletedTxn | None:
         """A transaction marker is in the log; the transaction it ended, if it had data here."""
         state = self._states.get(producer_id)
         if state is None:

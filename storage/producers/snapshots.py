@@ -30,11 +30,16 @@ def encode(states: ProducerStates) -> bytes:
         first = state.txn_first_offset
         entries.append(
             _ENTRY.pack(
-                producer_id, state.epoch, state.last_sequence, state.last_offset, delta,
-                state.last_timestamp, state.coordinator_epoch,
+                producer_id,
+                state.epoch,
+                state.last_sequence,
+                state.last_offset,
+                delta,
+                state.last_timestamp,
+                state.coordinator_epoch,
                 NO_OFFSET if first is None else first,
             )
-        )  # fmt: skip
+        )
     body = b"".join([len(entries).to_bytes(4, "big"), *entries])
     return _HEAD.pack(VERSION, crc32c(body), len(entries)) + body[4:]
 

@@ -50,20 +50,29 @@ def build_control_batch(
     if timestamp_type is TimestampType.LOG_APPEND_TIME:
         attributes |= TIMESTAMP_TYPE_BIT
     header = BatchHeader(
-        base_offset=base_offset, batch_length=0, partition_leader_epoch=leader_epoch, magic=MAGIC,
-        crc=0, attributes=attributes, last_offset_delta=0, base_timestamp=timestamp,
-        max_timestamp=timestamp, producer_id=producer_id, producer_epoch=producer_epoch,
-        base_sequence=NO_SEQUENCE, record_count=1,
-    )  # fmt: skip
+        base_offset=base_offset,
+        batch_length=0,
+        partition_leader_epoch=leader_epoch,
+        magic=MAGIC,
+        crc=0,
+        attributes=attributes,
+        last_offset_delta=0,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=NO_SEQUENCE,
+        record_count=1,
+    )
     kind = COMMIT if marker.is_commit else ABORT
     # Lengths are zig-zag: 16 bytes of a record, 4 of its key, 6 of its value.
     record = _RECORD.pack(32, 0, 0, 0, 8, 0, kind, 12, 0, marker.coordinator_epoch, 0)
     return seal(header, record)
 
 
-def read_marker(key: bytes | memoryview | None, value: bytes | memoryview | None) -> (
-    EndTxnMarker | None
-):  # fmt: skip
+def read_marker(
+    key: bytes | memoryview | None, value: bytes | memoryview | None
+) -> EndTxnMarker | None:
     """What a control record says; None for one that ends no transaction."""
     if key is None or len(key) < _TYPE.stop:
         return None

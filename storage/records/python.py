@@ -110,15 +110,17 @@ def check_replicas(buf: Buffer) -> list[ReplicaBatch]:
             if size >= HEADER_BYTES and size > left:
                 break
         header = check_replica(buf, position)
-        batches.append((
-            position,
-            header.size_bytes,
-            header.base_offset,
-            header.last_offset,
-            header.max_timestamp,
-            header.partition_leader_epoch,
-            header.producer_id,
-        ))  # fmt: skip
+        batches.append(
+            (
+                position,
+                header.size_bytes,
+                header.base_offset,
+                header.last_offset,
+                header.max_timestamp,
+                header.partition_leader_epoch,
+                header.producer_id,
+            )
+        )
         position += header.size_bytes
     return batches
 

@@ -82,9 +82,14 @@ class Segments(Sequence[Segment]):
         if self.bases and base_offset <= self.bases[-1]:
             raise InvariantViolation(f"segment {base_offset} after {self.bases[-1]}")
         segment = Segment(
-            self._disk, self.directory, base_offset, size_bytes=0, mtime_ms=now_ms,
-            index_interval_bytes=index_interval_bytes, loaded=True,
-        )  # fmt: skip
+            self._disk,
+            self.directory,
+            base_offset,
+            size_bytes=0,
+            mtime_ms=now_ms,
+            index_interval_bytes=index_interval_bytes,
+            loaded=True,
+        )
         for kind in (layout.INDEX, layout.TIME_INDEX, layout.TXN_INDEX):
             self._disk.unlink(segment.path(kind))
         segment.file = self._disk.open_append(segment.path(layout.LOG))

@@ -83,9 +83,11 @@ class OffsetIndex:
             raise DamagedData(self.path, size, -1, "not trimmed: it ends in zeros")
         if offsets[0] < 0 or not 0 < positions[0] < log_bytes:
             raise DamagedData(
-                self.path, size - ENTRY_BYTES, self.base_offset + offsets[0],
+                self.path,
+                size - ENTRY_BYTES,
+                self.base_offset + offsets[0],
                 f"last entry points to byte {positions[0]} of a log of {log_bytes} bytes",
-            )  # fmt: skip
+            )
         return positions[0]
 
     def load(self) -> None:

@@ -62,12 +62,20 @@ class Segment:
         "next_offset",
         "size_bytes",
         "time_index",
-    )  # fmt: skip
+    )
 
     def __init__(
-        self, disk: Disk, directory: str, base_offset: int, *, size_bytes: int, mtime_ms: int,
-        index_interval_bytes: int = 4096, loaded: bool = False, state: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        disk: Disk,
+        directory: str,
+        base_offset: int,
+        *,
+        size_bytes: int,
+        mtime_ms: int,
+        index_interval_bytes: int = 4096,
+        loaded: bool = False,
+        state: str = "",
+    ) -> None:
         self._disk = disk
         self.directory = directory
         self.base_offset = base_offset

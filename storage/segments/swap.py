@@ -55,9 +55,14 @@ def open_output(disk: Disk, directory: str, base_offset: int, index_interval_byt
     path = layout.segment_file(directory, base_offset, layout.LOG, layout.CLEANED)
     stat = disk.stat(path)
     segment = Segment(
-        disk, directory, base_offset, size_bytes=stat.size_bytes, mtime_ms=stat.mtime_ms,
-        index_interval_bytes=index_interval_bytes, state=layout.CLEANED,
-    )  # fmt: skip
+        disk,
+        directory,
+        base_offset,
+        size_bytes=stat.size_bytes,
+        mtime_ms=stat.mtime_ms,
+        index_interval_bytes=index_interval_bytes,
+        state=layout.CLEANED,
+    )
     segment.file = disk.open_read(path)
     try:
         segment.open_closed()

@@ -79,9 +79,11 @@ class TimeIndex:
             raise DamagedData(self.path, size, -1, "not trimmed: it ends in zeros")
         if offset < 0 or timestamp < 0:
             raise DamagedData(
-                self.path, size - ENTRY_BYTES, self.base_offset + offset,
+                self.path,
+                size - ENTRY_BYTES,
+                self.base_offset + offset,
                 f"impossible last entry: timestamp {timestamp}, relative offset {offset}",
-            )  # fmt: skip
+            )
         return timestamp, self.base_offset + offset
 
     def load(self) -> None:

@@ -106,9 +106,12 @@ def topic_argument(function: _Function) -> _Function:
 def settings_option(function: _Function) -> _Function:
     """``--config``: another strategy than the topic's."""
     return click.option(
-        "--config", "config", metavar="K=V", multiple=True,
+        "--config",
+        "config",
+        metavar="K=V",
+        multiple=True,
         help="A setting in place of the topic's, such as kept.compaction.strategy=latest-n.",
-    )(function)  # fmt: skip
+    )(function)
 
 
 @spark.command(
@@ -139,9 +142,12 @@ def settings_option(function: _Function) -> _Function:
     help="Bring the table in this directory up to date.",
 )
 @click.option(
-    "--limit", type=WholeNumber(0), default=SHOWN, show_default=True,
+    "--limit",
+    type=WholeNumber(0),
+    default=SHOWN,
+    show_default=True,
     help="Rows to show; 0 shows all.",
-)  # fmt: skip
+)
 @json_option
 @bootstrap_option
 @click.pass_obj
@@ -196,10 +202,15 @@ def table(
         show_json({"topic": topic, "rows": [_row(row) for row in rows]})
         return
     cells = [
-        (text(bytes(r.key), ""), text(bytes(r.value), ""), r.partition, r.offset,
-         moment(r.timestamp))
+        (
+            text(bytes(r.key), ""),
+            text(bytes(r.value), ""),
+            r.partition,
+            r.offset,
+            moment(r.timestamp),
+        )
         for r in rows
-    ]  # fmt: skip
+    ]
     show_table(("key", "value", "partition", "offset", "timestamp"), cells)
 
 
@@ -220,9 +231,12 @@ def table(
     "--report", metavar="FILE", type=click.Path(), help="Write one HTML page to read or to send."
 )
 @click.option(
-    "--prefix-until", metavar="CHARACTERS", default=".", show_default=True,
+    "--prefix-until",
+    metavar="CHARACTERS",
+    default=".",
+    show_default=True,
     help="Characters that end the prefix of a key.",
-)  # fmt: skip
+)
 @settings_option
 @json_option
 @bootstrap_option
@@ -323,20 +337,31 @@ def audit(
 def _show_audit(audited: Audit, as_json: bool) -> None:
     if as_json:
         document = {
-            "topic": audited.topic, "clean": audited.clean, "total": audited.total,
-            "counts": audited.counts(), "replicas": list(audited.replicas),
-            "absent": audited.absent, "records": audited.records, "looks": audited.looks,
+            "topic": audited.topic,
+            "clean": audited.clean,
+            "total": audited.total,
+            "counts": audited.counts(),
+            "replicas": list(audited.replicas),
+            "absent": audited.absent,
+            "records": audited.records,
+            "looks": audited.looks,
             "reference": audited.reference,
             "findings": [finding._asdict() for finding in audited.findings],
             "cannot_see": audited.blind,
-        }  # fmt: skip
+        }
         show_json(_plain(document))
         return
     rows = [
-        (f.kind, f.partition, f.offset, _cut(_text(f.key)), f.replica if f.replica >= 0 else "all",
-         f.detail)
+        (
+            f.kind,
+            f.partition,
+            f.offset,
+            _cut(_text(f.key)),
+            f.replica if f.replica >= 0 else "all",
+            f.detail,
+        )
         for f in audited.findings[:MOST_SHOWN]
-    ]  # fmt: skip
+    ]
     if rows:
         show_table(("fault", "partition", "offset", "key", "node", "why"), rows)
     if audited.total > len(rows):

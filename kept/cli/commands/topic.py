@@ -194,9 +194,7 @@ def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
     }
 
 
-def _compaction(
-    client: Client, name: str, leaders: dict[int, int]
-) -> dict[int, dict[str, Any]]:  # fmt: skip
+def _compaction(client: Client, name: str, leaders: dict[int, int]) -> dict[int, dict[str, Any]]:
     """What kept's own API knows of compaction, from the leaders; nothing of Apache Kafka."""
     out: dict[int, dict[str, Any]] = {}
     for node, endpoint in client.view.nodes.items():

@@ -291,11 +291,15 @@ class GroupCore:
         stable = group.state is STABLE
         members = tuple(
             ev.DescribedMember(
-                m.member_id, m.group_instance_id, m.client_id, m.client_host,
-                m.metadata(group.protocol) if stable else b"", m.assignment,
+                m.member_id,
+                m.group_instance_id,
+                m.client_id,
+                m.client_host,
+                m.metadata(group.protocol) if stable else b"",
+                m.assignment,
             )
             for m in group.members.values()
-        )  # fmt: skip
+        )
         protocol = (group.protocol or "") if stable else ""
         return ev.DescribedGroup(
             group_id, group.state.value, group.protocol_type or "", protocol, members

@@ -208,10 +208,20 @@ class SweepOn(Struct, frozen=True):
 
 
 Event = (
-    Join | JoinAbandoned | Sync | Heartbeat | Leave | CommitOffsets | WriteTxnMarker | FetchOffsets
-    | DeleteOffsets | DeleteGroups | TopicsDeleted | SweepOn
+    Join
+    | JoinAbandoned
+    | Sync
+    | Heartbeat
+    | Leave
+    | CommitOffsets
+    | WriteTxnMarker
+    | FetchOffsets
+    | DeleteOffsets
+    | DeleteGroups
+    | TopicsDeleted
+    | SweepOn
     | AppendEvent
-)  # fmt: skip
+)
 
 
 # Effects.

@@ -183,9 +183,16 @@ class Group:
             rebalance = session if m.rebalance_timeout_ms == -1 else m.rebalance_timeout_ms
             offered = ((value.protocol or "", m.subscription),)
             member = Member(
-                m.member_id, m.group_instance_id, m.client_id, m.client_host, rebalance, session,
-                value.protocol_type, offered, m.assignment,
-            )  # fmt: skip
+                m.member_id,
+                m.group_instance_id,
+                m.client_id,
+                m.client_host,
+                rebalance,
+                session,
+                value.protocol_type,
+                offered,
+                m.assignment,
+            )
             group.members[m.member_id] = member
             group.members_bytes += member.size_bytes
             if m.group_instance_id is not None:
@@ -197,16 +204,25 @@ class Group:
         """The group as its record, with the given assignments or those that its members have."""
         members = tuple(
             MemberMetadata(
-                m.member_id, m.group_instance_id, m.client_id, m.client_host,
-                m.rebalance_timeout_ms, m.session_timeout_ms, m.metadata(self.protocol),
+                m.member_id,
+                m.group_instance_id,
+                m.client_id,
+                m.client_host,
+                m.rebalance_timeout_ms,
+                m.session_timeout_ms,
+                m.metadata(self.protocol),
                 m.assignment if assignment is None else assignment.get(m.member_id, b""),
             )
             for m in self.members.values()
-        )  # fmt: skip
+        )
         value = GroupMetadataValue(
-            self.protocol_type or "", self.generation, self.protocol, self.leader,
-            -1 if self.state_timestamp is None else self.state_timestamp, members,
-        )  # fmt: skip
+            self.protocol_type or "",
+            self.generation,
+            self.protocol,
+            self.leader,
+            -1 if self.state_timestamp is None else self.state_timestamp,
+            members,
+        )
         return GroupRecord(GroupMetadataKey(self.group_id), value)
 
     def empty_record(self) -> GroupRecord:
@@ -423,12 +439,14 @@ class Group:
             _require(member_id not in self.pending_join, self, "a member that is yet to come")
             _require(
                 member.awaiting_sync is None or self.state is COMPLETING_REBALANCE,
-                self, "a member awaits its assignment in another state",
-            )  # fmt: skip
+                self,
+                "a member awaits its assignment in another state",
+            )
             _require(
                 member.awaiting_join is None or self.state in (PREPARING_REBALANCE, STABLE),
-                self, "a member awaits the others in another state",
-            )  # fmt: skip
+                self,
+                "a member awaits the others in another state",
+            )
         static = {m.group_instance_id: i for i, m in self.members.items() if m.is_static}
         _require(static == self.static_members, self, "static members are mapped wrongly")
         _require(self.leader is None or self.leader in self.members, self, "an absent leader")
@@ -436,8 +454,9 @@ class Group:
         _require(self.pending_sync <= self.members.keys(), self, "strangers are to sync")
         _require(
             not self.pending_sync or self.state in (COMPLETING_REBALANCE, STABLE),
-            self, "pending syncs",
-        )  # fmt: skip
+            self,
+            "pending syncs",
+        )
         held = sum(m.size_bytes for m in self.members.values())
         held += sum(PENDING_BYTES + len(member_id) for member_id in self.pending_join)
         _require(held == self.members_bytes, self, "its memory is counted wrongly")

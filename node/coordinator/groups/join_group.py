@@ -228,10 +228,17 @@ class GroupMembership:
 
     def _add_member(self, group: Group, event: ev.Join, member_id: str) -> None:
         member = Member(
-            member_id, event.group_instance_id, event.client_id, event.client_host,
-            event.rebalance_timeout_ms, event.session_timeout_ms, event.protocol_type,
-            event.protocols, awaiting_join=event.request, is_new=True,
-        )  # fmt: skip
+            member_id,
+            event.group_instance_id,
+            event.client_id,
+            event.client_host,
+            event.rebalance_timeout_ms,
+            event.session_timeout_ms,
+            event.protocol_type,
+            event.protocols,
+            awaiting_join=event.request,
+            is_new=True,
+        )
         if group.state is PREPARING_REBALANCE and group.previous_state is EMPTY:
             group.new_member_added = True
         group.add(member)
@@ -257,9 +264,12 @@ class GroupMembership:
         self._respond_sync(member, ev.SyncResult(fenced))
         old_leader = group.leader or ""
         before = FormerStaticMember(
-            old_id, old_leader, member.protocols, member.rebalance_timeout_ms,
+            old_id,
+            old_leader,
+            member.protocols,
+            member.rebalance_timeout_ms,
             member.session_timeout_ms,
-        )  # fmt: skip
+        )
         group.replace_static_member(instance, old_id, new_id)
         self._timers.cancel(_session_key(group, old_id))
         self.restart_session(group, member)

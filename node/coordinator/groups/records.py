@@ -269,9 +269,15 @@ def _decode_member(reader: MessageReader, version: int) -> MemberMetadata:
     subscription, assignment = reader.blob(), reader.blob()
     reader.tags()
     return MemberMetadata(
-        member_id, instance, client_id, client_host, rebalance_timeout_ms, session_timeout_ms,
-        subscription, assignment,
-    )  # fmt: skip
+        member_id,
+        instance,
+        client_id,
+        client_host,
+        rebalance_timeout_ms,
+        session_timeout_ms,
+        subscription,
+        assignment,
+    )
 
 
 def _known(reader: MessageReader, versions: range, what: str) -> int:

@@ -133,7 +133,7 @@ class MarkersWritten(Struct, frozen=True):
 
 Event = (
     ClientRequest | ProducerIdAllocated | ProducerIdAllocationFailed | MarkersWritten | AppendEvent
-)  # fmt: skip
+)
 
 
 # Effects.

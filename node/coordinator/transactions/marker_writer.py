@@ -244,9 +244,12 @@ class MarkerWriter:
         partition = hosted.partition
         try:
             info = partition.append_marker(
-                EndTxnMarker(marker.is_commit, marker.coordinator_epoch), marker.producer_id,
-                marker.epoch, self.runtime.now_ms(), is_tv2=marker.is_tv2,
-            )  # fmt: skip
+                EndTxnMarker(marker.is_commit, marker.coordinator_epoch),
+                marker.producer_id,
+                marker.epoch,
+                self.runtime.now_ms(),
+                is_tv2=marker.is_tv2,
+            )
         except KeptError as error:
             self._refuse(write, hosted, partition.leader_epoch, error)
         else:

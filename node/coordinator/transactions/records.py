@@ -163,14 +163,18 @@ def decode_metadata(data: bytes | memoryview) -> TransactionMetadata:
     last_update_ms, start_ms = reader.int64(), reader.int64()
     tags = reader.tags()
     return TransactionMetadata(
-        producer_id, epoch, timeout_ms, TransactionState(number),
+        producer_id,
+        epoch,
+        timeout_ms,
+        TransactionState(number),
         frozenset(TopicPartition(topic, n) for topic, numbers in topics for n in numbers),
-        start_ms, last_update_ms,
+        start_ms,
+        last_update_ms,
         _tag(tags, _PREVIOUS_PRODUCER_ID_TAG, ">q", NO_PRODUCER_ID),
         _tag(tags, _NEXT_PRODUCER_ID_TAG, ">q", NO_PRODUCER_ID),
         _tag(tags, _LAST_EPOCH_TAG, ">h", NO_PRODUCER_EPOCH),
         _tag(tags, _CLIENT_VERSION_TAG, ">h", 0),
-    )  # fmt: skip
+    )
 
 
 def _decode_topic(reader: MessageReader) -> tuple[str, tuple[int, ...]]:

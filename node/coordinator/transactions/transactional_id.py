@@ -206,8 +206,17 @@ def _packed(held: TransactionalId) -> bytes:
 
 
 def _unpacked(resting: bytes) -> TransactionalId:
-    (producer_id, previous_producer_id, start_ms, last_update_ms, timeout_ms, epoch, last_epoch,
-     client_version, state) = _RESTING.unpack(resting)  # fmt: skip
+    (
+        producer_id,
+        previous_producer_id,
+        start_ms,
+        last_update_ms,
+        timeout_ms,
+        epoch,
+        last_epoch,
+        client_version,
+        state,
+    ) = _RESTING.unpack(resting)
     metadata = TransactionMetadata(
         producer_id,
         epoch,

@@ -256,9 +256,12 @@ class ReplicaManifests:
             return  # it was replaced meanwhile
         if not self.renew:
             log.error(
-                "manifest given up", topic=tp.topic, partition=tp.partition,
-                generation=named(ref), error=str(error),
-            )  # fmt: skip
+                "manifest given up",
+                topic=tp.topic,
+                partition=tp.partition,
+                generation=named(ref),
+                error=str(error),
+            )
         record = self._context.metadata.image.partition(tp.topic, tp.partition)
         if core.role is not ManifestRole.LEADER:
             self.step(ev.ManifestDamaged(ref))
@@ -420,7 +423,7 @@ class ReplicaManifests:
 
     def _stopped(
         self, work: ManifestWork, what: str, ref: ManifestRef | None, error: BaseException
-    ) -> None:  # fmt: skip
+    ) -> None:
         """It was withdrawn, or it failed."""
         if is_bug(error) and not work.cancelled:
             log.exception(what, error)

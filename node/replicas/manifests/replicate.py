@@ -62,17 +62,33 @@ together (one at least), each so long.
 def pull_message(topic_id: UUID, partition: int, request: ev.PullRequest) -> calls.ManifestPull:
     """A request of the core as it travels."""
     return calls.ManifestPull(
-        topic_id, partition, request.leader_epoch, request.number, request.held, request.applied,
-        request.synced, request.log_end_offset, request.has, request.complete,
-    )  # fmt: skip
+        topic_id,
+        partition,
+        request.leader_epoch,
+        request.number,
+        request.held,
+        request.applied,
+        request.synced,
+        request.log_end_offset,
+        request.has,
+        request.complete,
+    )
 
 
 def pull_request(message: calls.PullManifestsRequest, pull: calls.ManifestPull) -> ev.PullRequest:
     """What :func:`pull_message` made."""
     return ev.PullRequest(
-        message.replica_id, message.broker_epoch, pull.leader_epoch, pull.number, pull.held,
-        pull.applied, pull.synced, pull.log_end_offset, pull.has, pull.complete,
-    )  # fmt: skip
+        message.replica_id,
+        message.broker_epoch,
+        pull.leader_epoch,
+        pull.number,
+        pull.held,
+        pull.applied,
+        pull.synced,
+        pull.log_end_offset,
+        pull.has,
+        pull.complete,
+    )
 
 
 def hosted_of(table: ReplicaTable, topic_id: UUID, partition: int) -> LocalReplica:
@@ -215,9 +231,12 @@ class ManifestReplicator:
             self._schedule_later(hosted)
 
     async def _bodies(
-        self, leader: int, hosted: LocalReplica, request: ev.PullRequest,
+        self,
+        leader: int,
+        hosted: LocalReplica,
+        request: ev.PullRequest,
         messages: Sequence[calls.ManifestBody],
-    ) -> dict[ManifestRef, Manifest]:  # fmt: skip
+    ) -> dict[ManifestRef, Manifest]:
         """The manifests that came. Raises CorruptMessage, DamagedData, and as a call does."""
         bodies: dict[ManifestRef, Manifest] = {}
         for body in messages:
@@ -236,9 +255,12 @@ class ManifestReplicator:
         partition = hosted.partition
         while len(data) < body.size_bytes:
             request = calls.ManifestChunkRequest(
-                partition.topic_id, partition.topic_partition.partition, pull.leader_epoch,
-                body.name, len(data),
-            )  # fmt: skip
+                partition.topic_id,
+                partition.topic_partition.partition,
+                pull.leader_epoch,
+                body.name,
+                len(data),
+            )
             chunk = await self._peers.call(leader, "ManifestChunk", request, CALL_S)
             if not chunk.data or crc32c(chunk.data) != chunk.crc:
                 raise CorruptMessage(f"{partition}: a piece of a manifest came damaged")

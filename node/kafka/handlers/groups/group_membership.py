@@ -159,11 +159,20 @@ class GroupMembershipHandler:
 
         def event(number: int) -> ev.Join:
             return ev.Join(
-                number, request.group_id, request.member_id, ctx.client_id or "",
-                f"/{ctx.session.host}", session_ms, rebalance_ms, request.protocol_type, protocols,
-                str(uuid.uuid4()), instance,
-                requires_known_member_id=version >= 4, supports_skipping_assignment=version >= 9,
-            )  # fmt: skip
+                number,
+                request.group_id,
+                request.member_id,
+                ctx.client_id or "",
+                f"/{ctx.session.host}",
+                session_ms,
+                rebalance_ms,
+                request.protocol_type,
+                protocols,
+                str(uuid.uuid4()),
+                instance,
+                requires_known_member_id=version >= 4,
+                supports_skipping_assignment=version >= 9,
+            )
 
         def given_up(result: Any) -> None:
             groups.join_abandoned(request.group_id, result)
@@ -186,9 +195,15 @@ class GroupMembershipHandler:
 
         def event(number: int) -> ev.Sync:
             return ev.Sync(
-                number, request.group_id, request.member_id, request.generation_id,
-                assignments, getattr(request, "group_instance_id", None), protocol_type, protocol,
-            )  # fmt: skip
+                number,
+                request.group_id,
+                request.member_id,
+                request.generation_id,
+                assignments,
+                getattr(request, "group_instance_id", None),
+                protocol_type,
+                protocol,
+            )
 
         return submit(self.groups.shards, ctx, request.group_id, event, _synced, refuse)
 
@@ -197,9 +212,12 @@ class GroupMembershipHandler:
 
         def event(number: int) -> ev.Heartbeat:
             return ev.Heartbeat(
-                number, request.group_id, request.member_id, request.generation_id,
+                number,
+                request.group_id,
+                request.member_id,
+                request.generation_id,
                 getattr(request, "group_instance_id", None),
-            )  # fmt: skip
+            )
 
         def refuse(error: ErrorCode) -> dict[str, Any]:
             # While the group is being read its members are as good as alive.

@@ -208,12 +208,16 @@ class GroupOffsetsHandler:
 
         def event(number: int) -> ev.CommitOffsets:
             return ev.CommitOffsets(
-                number, request.group_id, valid,
-                getattr(request, "member_id", ev.UNKNOWN_MEMBER_ID), generation,
+                number,
+                request.group_id,
+                valid,
+                getattr(request, "member_id", ev.UNKNOWN_MEMBER_ID),
+                generation,
                 getattr(request, "group_instance_id", None),
-                -1 if retention is None else milliseconds(retention), ctx.api_version >= 9,
+                -1 if retention is None else milliseconds(retention),
+                ctx.api_version >= 9,
                 producer,
-            )  # fmt: skip
+            )
 
         def answer(result: ev.CommitResult) -> dict[Any, Refused]:
             return _outcome(valid, result)

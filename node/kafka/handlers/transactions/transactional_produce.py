@@ -159,9 +159,13 @@ class TransactionalBatches:
         for place, (hosted, batch) in batches.items():
             try:
                 guard = hosted.partition.verification_guard(
-                    batch.producer_id, batch.producer_epoch, batch.base_sequence,
-                    batch.record_count, is_tv2=adds, now_ms=now_ms,
-                )  # fmt: skip
+                    batch.producer_id,
+                    batch.producer_epoch,
+                    batch.base_sequence,
+                    batch.record_count,
+                    is_tv2=adds,
+                    now_ms=now_ms,
+                )
             except KeptError as error:
                 outcomes[place] = error.with_traceback(None)
                 continue

@@ -198,6 +198,16 @@ def test_docstrings_say_what_a_thing_is() -> None:
     assert not offenders, "\n".join(offenders)
 
 
+def test_lines_of_the_product_are_not_packed() -> None:
+    offenders = [
+        f"{path.relative_to(ROOT)}:{i}"
+        for path in filter(product, MODULES)
+        for i, line in enumerate(text_of(path).splitlines(), 1)
+        if re.search(r"# fmt: (off|skip)", line)
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 NO_NAMES = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", GLOSSARY, re.M))))
 """The words of the glossary that name nothing."""

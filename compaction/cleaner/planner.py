@@ -237,12 +237,15 @@ def plan(
         )
     else:
         return NotNow(tp, _why_not(log, outcome, cleanable, dirty_ratio), dirty_ratio)
-    if limits.free_bytes is not None and candidate.needs_bytes + RESERVE_BYTES > limits.free_bytes:
-        return NotNow(
-            tp,
-            f"needs {candidate.needs_bytes + RESERVE_BYTES} bytes, {limits.free_bytes} are free",
-            dirty_ratio,
-        )
+    return _unless_full(candidate, limits, dirty_ratio)
+
+
+def _unless_full(candidate: Plan, limits: Limits, dirty_ratio: float) -> Plan | NotNow:
+    """The plan, where its outputs have room on the disk."""
+    needed = candidate.needs_bytes + RESERVE_BYTES
+    if limits.free_bytes is not None and needed > limits.free_bytes:
+        why = f"needs {needed} bytes, {limits.free_bytes} are free"
+        return NotNow(candidate.topic_partition, why, dirty_ratio)
     return candidate
 
 

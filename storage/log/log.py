@@ -51,7 +51,7 @@ from kept.storage.log.log_reader import FindRecord, TimestampOffset, find_record
 from kept.storage.log.retention import RetiredFiles
 from kept.storage.log.tail import Tail
 from kept.storage.producers.cut_preparation import CutPreparation, prepare
-from kept.storage.producers.producer_states import ProducerQuota
+from kept.storage.producers.producer_states import ProducerBatch, ProducerQuota
 from kept.storage.producers.verification import VerificationGuard
 from kept.storage.records import CheckedBatch, EndTxnMarker, build_control_batch
 from kept.storage.segments.log_segments import Segments
@@ -317,13 +317,7 @@ class Log:
                     producer_id, checked.producer_epoch, checked.base_sequence, count
                 )
             if again is not None:
-                return AppendInfo(
-                    again.first_offset,
-                    again.last_offset,
-                    again.timestamp if self._log_append_time else NO_TIMESTAMP,
-                    self.log_start_offset,
-                    True,
-                )
+                return self._appended_before(again)
         tail = self.tail
         base = tail.end_offset
         last = base + count - 1
@@ -350,6 +344,16 @@ class Log:
                 checked.is_transactional,
             )
         return _made(AppendInfo, (base, last, append_time, self.log_start_offset, False))
+
+    def _appended_before(self, batch: ProducerBatch) -> AppendInfo:
+        """The answer to a batch that its producer sent again."""
+        return AppendInfo(
+            batch.first_offset,
+            batch.last_offset,
+            batch.timestamp if self._log_append_time else NO_TIMESTAMP,
+            self.log_start_offset,
+            True,
+        )
 
     def _enter_epoch(self, leader_epoch: int) -> None:
         self._epoch = -1

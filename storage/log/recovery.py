@@ -301,12 +301,8 @@ def recover(
         recovery_point = found[-1].base_offset if found else 0
     segments = Segments(disk, directory, found)
     if found and found[-1].next_offset < log_start_offset:
-        logger.warning(
-            "%s: ends at %d, below its start %d: emptied",
-            directory,
-            found[-1].next_offset,
-            log_start_offset,
-        )
+        why = f"ends at {found[-1].next_offset}, below its start {log_start_offset}"
+        logger.warning("%s: %s: emptied", directory, why)
         segments.remove(found)
         opening.drop(found)
         scanned = []
@@ -316,12 +312,7 @@ def recover(
     known_start, log_start_offset = log_start_offset, max(log_start_offset, segments.bases[0])
     end_offset = segments.active.next_offset
     if end_offset < recovery_point:
-        logger.error(
-            "%s: ends at %d, though everything below %d was durable: records are lost",
-            directory,
-            end_offset,
-            recovery_point,
-        )
+        _report_lost_end(directory, end_offset, recovery_point)
     epochs = _load_epochs(disk, directory, segments)
     if segments.bases[0] > known_start:
         _report_lost_start(directory, epochs, segments.bases[0], retired)
@@ -376,6 +367,15 @@ def _make_durable(disk: Disk, segments: Segments) -> None:
             segment.close_file()
     if len(segments) > 1:
         disk.fsync_dir(segments.directory)
+
+
+def _report_lost_end(directory: str, end_offset: int, recovery_point: int) -> None:
+    logger.error(
+        "%s: ends at %d, though everything below %d was durable: records are lost",
+        directory,
+        end_offset,
+        recovery_point,
+    )
 
 
 def _report_lost_start(

@@ -22,6 +22,7 @@ from kept.client.json_api import (
     listener_address,
     request_any,
 )
+from kept.cluster.security.acls import ANONYMOUS
 from kept.storage.errors import (
     KafkaStorageError,
     KeptError,
@@ -87,11 +88,12 @@ class CommandClient(Client):
     """A client whose user typed the names."""
 
     def none_of(self, things: str) -> str:
-        """That a list is empty: where somebody has logged in, what he may not describe is not in
-        it.
+        """That a list is empty: on a secured cluster, what the user may not describe is not in it.
+        Whom an access token or a certificate names, only the server knows.
         """
-        user = self.security.user
-        return f"there are no {things}{f' that User:{user} may describe' if user else ''}"
+        principal = self.security.principal or "this login"
+        seen = "" if principal == ANONYMOUS else f" that {principal} may describe"
+        return f"there are no {things}{seen}"
 
     def topic(self, name: str) -> TopicMetadata:
         """One topic; where there is none, an error that names one which may be meant."""

@@ -60,6 +60,9 @@ def test_an_empty_list_says_who_may_not_describe_what_is_there():
     ada.security.user = "ada"
     assert ada.none_of("topics") == "there are no topics that User:ada may describe"
     assert nobody.none_of("topics") == "there are no topics"
+    token = CommandClient("n:1", security=Security())
+    token.security.mechanism = "OAUTHBEARER"
+    assert token.none_of("topics") == "there are no topics that this login may describe"
 
 
 def parsed(arguments: list[str], *, whole_topic: bool = False) -> dict[str, object]:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kept.cluster.metadata.check import check_metadata
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.metadata_files import open_files
+from kept.cluster.metadata.metadata_files import open_metadata_files
 from kept.cluster.metadata.records import ClusterRecord, ConfigRecord, encode_batch
 from kept.cluster.metadata.replica_history import FILE, ReplicaHistory, write_history
 from kept.cluster.metadata.snapshot import write_snapshot
@@ -29,7 +29,7 @@ def directory(tmp_path: Path) -> Path:
     write_hard_state(disk, path, HardState(1, NODE, UUID(int=1)))
     image, _ = Image().apply([ClusterRecord("abc")])
     write_snapshot(disk, path, replace(image, index=1), 1)
-    log = open_files(path, disk, UUID(int=7), NODE).wal
+    log = open_metadata_files(path, disk, UUID(int=7), NODE).wal
     for index in (2, 3, 4):
         log.append([Entry(1, index, encode_batch([ConfigRecord(4, "", "k", str(index))]))])
     write_history(disk, path, ReplicaHistory(NODE, applied_index=3))
@@ -73,7 +73,7 @@ def test_what_a_start_refuses_is_damage(
     assert [why in finding.why for finding in findings if finding.damaged] == [True], findings
     assert {path: path.read_bytes() for path in directory.iterdir()} == before
     with pytest.raises(DamagedData, match=why):
-        open_files(str(directory), Disk(), UUID(int=7), NODE)
+        open_metadata_files(str(directory), Disk(), UUID(int=7), NODE)
 
 
 def test_what_a_start_cuts_off_is_a_note(directory: Path) -> None:
@@ -82,5 +82,5 @@ def test_what_a_start_cuts_off_is_a_note(directory: Path) -> None:
     (finding,) = check_metadata(str(directory), Disk())
     assert not finding.damaged and "the next start cuts the log here" in finding.why
     assert wal(directory).read_bytes() == whole[:-3]
-    files = open_files(str(directory), Disk(), UUID(int=7), NODE)
+    files = open_metadata_files(str(directory), Disk(), UUID(int=7), NODE)
     assert files.wal.cut is not None and files.wal.size_bytes == finding.position

@@ -188,7 +188,7 @@ class _Opening:
 
     def cut(self, segment: Segment, position: int, following: list[Segment]) -> None:
         """Cut a segment. What follows it goes first: a crash in between must not leave a gap."""
-        self.drop(following)
+        self.drop(following[::-1])
         logger.warning(
             "%s: cut from %d to %d bytes", segment.file.path, segment.size_bytes, position
         )
@@ -197,8 +197,8 @@ class _Opening:
         segment.size_bytes = position
 
     def drop(self, segments: list[Segment], why: str = "it follows a cut") -> None:
-        """Remove segments at an end of the log, the last one first."""
-        for segment in reversed(segments):
+        """Remove segments at an end of the log, from that end on: a crash leaves no gap."""
+        for segment in segments:
             logger.warning("%s: removed, %s", segment.path(layout.LOG), why)
             for kind in reversed(layout.SEGMENT_SUFFIXES):
                 self.disk.unlink(segment.path(kind))
@@ -304,7 +304,7 @@ def recover(
         why = f"ends at {found[-1].next_offset}, below its start {log_start_offset}"
         logger.warning("%s: %s: emptied", directory, why)
         segments.remove(found)
-        opening.drop(found)
+        opening.drop(found[::-1])
         scanned = []
     born = not len(segments)
     if born:

@@ -9,6 +9,7 @@ import pytest
 from kept.storage import layout
 from kept.storage.errors import DamagedData, OffsetOutOfRange, OutOfOrderSequenceNumber
 from kept.storage.types import LogConfig
+from tests.support.simulated_disk import SimulatedCrash
 
 HOUR = 3_600_000
 
@@ -245,6 +246,31 @@ def test_a_log_opens_though_a_segment_below_its_start_is_no_log(
     caplog.clear()
     again = kit.open_log(left, recovery_point=20, log_start_offset=13, clean=True)
     assert kit.contents(again) == written[13:] and not caplog.records
+
+
+@pytest.mark.parametrize("base", [0, 4, 10])
+def test_a_crash_while_a_damaged_start_is_dropped_leaves_no_hole(
+    kit, disk, make_log, caplog, base
+) -> None:
+    """Nothing is said to be lost that nobody could read."""
+    left, _, written = damaged(kit, disk, make_log, Damage(base, *MAGIC, layout.SNAPSHOT, False))
+    probe = left.after_kill()
+    kit.open_log(probe, recovery_point=20, log_start_offset=13)
+    assert probe.calls > 20
+    for call in range(1, probe.calls + 1):
+        again = left.after_kill()
+        again.crash_at(call)
+        with pytest.raises(SimulatedCrash):
+            kit.open_log(again, recovery_point=20, log_start_offset=13)
+        survivor = again.after_kill()
+        names = map(layout.parse_segment_file, survivor.listdir("/d/t-0"))
+        bases = sorted(one.base_offset for one in names if one and one.kind == layout.LOG)
+        assert bases == list(range(bases[0], 20, 2)), call
+        caplog.clear()
+        log = kit.open_log(survivor, recovery_point=20, log_start_offset=13)
+        assert log.log_start_offset == 13 and kit.contents(log) == written[13:]
+        check_producer(log, 20)
+        assert "lost" not in caplog.text, call
 
 
 @pytest.mark.parametrize("at", [LENGTH, MAGIC])

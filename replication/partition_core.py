@@ -421,10 +421,12 @@ class PartitionCore:
                 f"a fetch of broker {replica_id} with broker epoch {broker_epoch}: it is {known}"
             )
         self._now_ms = max(self._now_ms, now_ms)
-        follower.fetched(log_end_offset, self.log_end_offset, now_ms, broker_epoch)
+        # It may have come late: a replica whose log was never cut has no other reason to pull.
+        forgot = follower.fetched(log_end_offset, self.log_end_offset, now_ms, broker_epoch)
+        asks: Effects = (AnnounceManifest(),) if forgot else ()
         if replica_id in self.isr:
-            return self._advance()
-        return _joined(self._expand(replica_id, follower), self._advance())
+            return _joined(asks, self._advance())
+        return _joined(_joined(asks, self._expand(replica_id, follower)), self._advance())
 
     def log_starts(self, replica_id: int, log_start_offset: int) -> bool:
         """A follower told where its log starts; whether that is news."""

@@ -46,11 +46,13 @@ class ReplicaProgress:
 
     def fetched(
         self, log_end_offset: int, leader_end_offset: int, now_ms: int, broker_epoch: int
-    ) -> None:
+    ) -> bool:
         """It has everything below ``log_end_offset``, and the leader below ``leader_end_offset``.
 
-        ``broker_epoch`` is the image's: the leader has refused any other.
+        ``broker_epoch`` is the image's: the leader has refused any other. Returns whether what it
+        had applied was forgotten.
         """
+        had_applied = self.applied is not None
         if broker_epoch != self.broker_epoch:
             if self.broker_epoch != -1:  # another life: its disk may be another, too
                 self.held = self.applied = None
@@ -68,6 +70,7 @@ class ReplicaProgress:
         self.end_at_fetch = leader_end_offset
         self.fetched_ms = now_ms
         self.follows = True
+        return had_applied and self.applied is None
 
     def polled(self, now_ms: int) -> None:
         """Until ``now_ms`` it asked for the same again, and the leader's end had not moved."""

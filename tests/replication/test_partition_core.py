@@ -100,6 +100,8 @@ def show(effect, high_watermark: int) -> str:
             return f"propose isr {','.join(map(str, isr))} at version {version}"
         case core.ManifestPublished(name):
             return f"published {name}"
+        case ev.AnnounceManifest():
+            return "announce"
     raise AssertionError(f"unknown effect: {effect}")
 
 

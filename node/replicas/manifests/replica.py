@@ -38,7 +38,6 @@ from kept.replication.follower import NO_LEADER
 from kept.replication.manifests import ManifestRole
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.errors import (
-    KafkaStorageError,
     KeptError,
     MachineError,
     NotLeaderOrFollower,
@@ -335,12 +334,16 @@ class ReplicaManifests:
             self._context.failures.fail(self._hosted.directory, error.as_failure())
 
     def _cut_log(self, offset: int) -> None:
-        """If the cut has to wait for the log's files, the next pull leads here again."""
+        """A cut that has to wait for the log's files, or fails, is tried again: the next pull leads
+        here.
+        """
         try:
             self._partition.follower.cut_to_fetch_again(offset)
         except ReplicaNotAvailable as error:
             log.debug("log not cut yet", partition=str(self._partition), why=str(error))
-        except KafkaStorageError as error:
+        except KeptError as error:
+            if is_bug(error):
+                raise
             log.error("log not cut", partition=str(self._partition), error=str(error))
         else:
             self._context.fetchers.nudge(self._partition.topic_partition)

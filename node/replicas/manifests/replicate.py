@@ -210,23 +210,32 @@ class ManifestReplicator:
                 if answer.failure is not None:
                     raise error_of(answer.failure)
                 bodies = await self._bodies(leader, hosted, request, answer.bodies)
-            except KeptError as error:
+                response = ev.PullResponse(
+                    answer.held,
+                    answer.published,
+                    tuple(bodies),
+                    answer.complete,
+                    answer.outside_isr,
+                )
+                hosted.manifests.pulled(request, response, bodies)
+            # A bug of ours at one partition must not lose the answers of the others.
+            except Exception as error:  # noqa: BLE001
                 self._refused(hosted, request, error)
                 continue
-            response = ev.PullResponse(
-                answer.held, answer.published, tuple(bodies), answer.complete, answer.outside_isr
-            )
-            hosted.manifests.pulled(request, response, bodies)
             if hosted.partition.core.manifests.missing is not None:
                 self._schedule_later(hosted)
 
-    def _refused(self, hosted: LocalReplica, request: ev.PullRequest, error: KeptError) -> None:
+    def _refused(self, hosted: LocalReplica, request: ev.PullRequest, error: Exception) -> None:
         """The pull of one partition failed: make it again after a while."""
         manifests, core = hosted.manifests, hosted.partition.core.manifests
         tp = hosted.partition.topic_partition
-        write = log.warning if isinstance(error, CorruptMessage | DamagedData) else log.debug
-        write("manifest not pulled", topic=tp.topic, partition=tp.partition, error=str(error))
-        manifests.step(ev.PullFailed(request))
+        if is_bug(error):
+            log.exception("manifest not pulled", error, topic=tp.topic, partition=tp.partition)
+        else:
+            write = log.warning if isinstance(error, CorruptMessage | DamagedData) else log.debug
+            write("manifest not pulled", topic=tp.topic, partition=tp.partition, error=str(error))
+        if core.in_flight == request:
+            manifests.step(ev.PullFailed(request))
         if core.held is not None or core.lost:
             self._schedule_later(hosted)
 

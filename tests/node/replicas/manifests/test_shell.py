@@ -6,6 +6,7 @@ What the core would be told, and what is asked of the node, is written down.
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from kept.replication.manifests import ManifestCore, ManifestRole
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition_core import PartitionCore
 from kept.storage.errors import (
+    DamagedData,
     InvariantViolation,
     KafkaStorageError,
     MachineError,
@@ -40,6 +42,8 @@ NEWER: Final = ManifestRef(Generation(1, 6), 120)
 APPLIES: Final = {"role": ManifestRole.LEADER, "applied": None}
 """A leader that has not applied what it holds, so that no pass may begin."""
 NOBODY: Final[Any] = None
+DAMAGED: Final = DamagedData("/t-0/0.log", 8, 3, "no header")
+EXHAUSTED: Final = ResourceExhausted("/t-0/0.log", "open", OSError(errno.EMFILE, "too many"))
 RESULT: Final[Any] = "result"
 
 
@@ -275,7 +279,9 @@ def test_work_that_waits_for_other_logs_keeps_no_cut_and_no_end_waiting(
     [
         (None, [("cut", 7), ("nudge",)]),
         (ReplicaNotAvailable("files"), []),
-        (KafkaStorageError("offline"), []),
+        (KafkaStorageError("offline"), [("error", "offline")]),
+        (DAMAGED, [("error", str(DAMAGED))]),
+        (EXHAUSTED, [("error", str(EXHAUSTED))]),
     ],
 )
 def test_a_log_is_cut_where_a_record_is_missing(
@@ -287,12 +293,24 @@ def test_a_log_is_cut_where_a_record_is_missing(
         calls.append(("cut", offset))
 
     monkeypatch.setattr(FollowerReplica, "cut_to_fetch_again", cut)
+    monkeypatch.setattr(
+        shell.log, "error", lambda _, **said: calls.append(("error", said["error"]))
+    )
     replica._closed = True
     replica.perform(ev.TruncateLog(7))
     assert calls == []
     replica._closed = False
     replica.perform(ev.TruncateLog(7))
     assert calls == then
+
+
+def test_a_cut_that_meets_a_bug_is_no_damage(replica, monkeypatch) -> None:
+    def cut(*_: Any) -> None:
+        raise InvariantViolation("a leader never cuts its log")
+
+    monkeypatch.setattr(FollowerReplica, "cut_to_fetch_again", cut)
+    with pytest.raises(InvariantViolation):
+        replica.perform(ev.TruncateLog(7))
 
 
 def test_who_lacks_a_record_says_so_at_once(replica, calls) -> None:

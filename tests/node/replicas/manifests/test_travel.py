@@ -28,8 +28,14 @@ from kept.replication.events import (
 )
 from kept.replication.manifests import ManifestCore
 from kept.replication.manifests_events import ManifestRef
-from kept.storage.errors import FencedLeaderEpoch, NetworkException, NotLeaderOrFollower
+from kept.storage.errors import (
+    FencedLeaderEpoch,
+    InvariantViolation,
+    NetworkException,
+    NotLeaderOrFollower,
+)
 from kept.storage.types import Generation, TopicPartition
+from tests.support.listener import RecordedListener
 from tests.support.logs import TOPIC_ID
 from tests.support.parts import Given
 from tests.support.replicas import InlineRuntime, RecordedPeers, local_replica
@@ -341,6 +347,39 @@ def test_who_lacks_a_record_pulls_again_after_an_answer(monkeypatch, *, missing)
     assert asyncio.run(go()) == (0 if missing is None else 2)
 
 
+class FailingShell(RepeatingShell):
+    """What the leader answered cannot be acted on."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(ref_of(manifest(1)), False)
+        self.error = error
+
+    def pulled(self, asked, answer, bodies) -> None:
+        super().pulled(asked, answer, bodies)
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [NotLeaderOrFollower("not now"), InvariantViolation("a bug")])
+def test_an_answer_that_one_partition_fails_at_is_not_lost_to_others(monkeypatch, error):
+    """And that one pulls again."""
+    monkeypatch.setattr(replicate, "REFUSED_S", 0.0)
+    bugs: list[Exception] = []
+    monkeypatch.setattr(replicate.log, "exception", lambda _, bug, **said: bugs.append(bug))
+
+    async def go() -> None:
+        pair = Pair(LeaderShell(manifest(1)))
+        failing = FailingShell(error)
+        batch = [hosted(failing, False), hosted(pair.follower, False)]
+        assert await pair.pulls._pull(LEADER, batch)
+        assert list(pair.follower.bodies) == [ref_of(manifest(1))] and pair.follower.told == []
+        async with asyncio.timeout(60):
+            while not failing.scheduled:
+                await asyncio.sleep(0)
+        assert bugs == ([error] if isinstance(error, InvariantViolation) else [])
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize(
     ("topic_id", "partition", "leader", "pulls"),
     [
@@ -374,7 +413,7 @@ class Told:
     def __init__(self, monkeypatch: pytest.MonkeyPatch | None) -> None:
         if monkeypatch is not None:
             monkeypatch.setattr(notify, "REVIEW_S", 0.01)
-        self.hosted = local_replica()
+        self.hosted = local_replica(end=10)
         self.core = self.hosted.partition.core
         self.core.step(BecameLeader(3, 1, (1, 2), (1, 2), 10), 0)
         self.core.step(EligibleBrokersChanged(frozenset({1, 2}), ((1, 4), (2, 5))), 0)
@@ -440,6 +479,42 @@ def test_one_that_came_back_with_less_is_told(monkeypatch):
             while not told.sent:
                 await asyncio.sleep(0.005)
         await told.news.stop()
+
+    asyncio.run(go())
+
+
+def test_one_whose_fetch_came_late_is_told_until_it_says_anew_what_it_applied(monkeypatch):
+    """The partition was open no more, and the follower, which nobody cut, has no reason to pull."""
+
+    class Listener(RecordedListener):
+        def __init__(self, told: Told) -> None:
+            super().__init__()
+            self.told = told
+
+        def perform(self, effect: Any) -> None:
+            if effect == ev.AnnounceManifest():
+                self.told.news.announce(self.told.hosted)
+
+    async def go() -> None:
+        told = Told(monkeypatch)
+        partition = told.hosted.partition
+        partition.listener = Listener(told)
+        told.core.step(FollowerFetched(2, 10, 5), 0)
+        told.core.step(ManifestOffered((3, 1)), 0)
+        told.core.step(ManifestAcknowledged(2, (3, 1), 5), 0)
+        told.core.step(ManifestApplied(2, (3, 1), 5), 0)
+        told.news.announce(told.hosted)
+        await told.over()
+        assert told.sent == []
+        for offset in (8, 10):
+            partition.step(FollowerFetched(2, offset, 5), 0)
+        async with asyncio.timeout(60):
+            while not told.sent:
+                await asyncio.sleep(0)
+        partition.step(ManifestApplied(2, (3, 1), 5), 0)
+        await told.over()
+        partition.step(FollowerFetched(2, 10, 5), 0)
+        assert told.news._task is None, "it is told no more"
 
     asyncio.run(go())
 

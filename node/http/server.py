@@ -126,7 +126,8 @@ class HttpServer:
         connections, transport = self._connections, handed_over.transport
         limit = self.config.current.http_max_connections
         crowded = len(connections) >= limit and not _make_room(connections)
-        if crowded and handed_over.listener.is_probe(first_bytes):
+        if crowded and handed_over.listener.is_probe(first_bytes) is not False:
+            # It may be none, as four bytes do not tell: that is seen once the request is there.
             connections, crowded = self._probes, len(self._probes) >= PROBE_CONNECTIONS
             handed_over.is_probe = True
         connection = HttpConnection(self, handed_over)
@@ -379,6 +380,8 @@ class HttpConnection(asyncio.Protocol):
         Raises InvalidRequest, ThrottlingQuotaExceeded.
         """
         parsed = self._parse(request)
+        if self._handed_over.is_probe and parsed.path not in _ANY_HOST:
+            return failure(503, CROWDED)
         session = await self._log_in(request)
         if session is not None:
             parsed.session = self._handed_over.session = session

@@ -505,11 +505,21 @@ def test_too_many_connections(lone_node, request):
             await reader.readuntil(b"data: ")
             held.append(writer)
         answers = [await _once(lone, path) for path in ("/metrics", "/healthz", "/readyz")]
+        probes = lone.node.parts.http._started()._probes
+        for path in ("/healthz", "/metrics"):  # which the first bytes to come do not tell
+            await until(lambda: not len(probes))
+            reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+            writer.write(b"GET ")
+            await asyncio.wait_for(until(lambda: len(probes) == 1), 20)
+            writer.write(GET.format(path).encode().removeprefix(b"GET "))
+            answers.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.close()
+            await writer.wait_closed()
+        await until(lambda: not len(probes))
         slow = []
         for _ in range(PROBE_CONNECTIONS):  # whose requests do not come whole
             slow.append(await asyncio.open_connection("127.0.0.1", lone.port))
             slow[-1][1].write(b"GET /healthz HTTP/1.1\r\n")
-        probes = lone.node.parts.http._started()._probes
         await until(lambda: len(probes) == PROBE_CONNECTIONS)
         answers += [await _once(lone, path) for path in ("/healthz", "/metrics")]
         for one in (*held, *(writer for _, writer in slow)):
@@ -517,8 +527,9 @@ def test_too_many_connections(lone_node, request):
             await one.wait_closed()
         return answers
 
-    refused, *probes, beyond, still = lone.run(ask())
-    for one in (refused, beyond, still):
+    refused, *probes, other, beyond, still = lone.run(ask())
+    assert len(probes) == 3
+    for one in (refused, other, beyond, still):
         assert one.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
     for one in probes:
         assert one.startswith(b"HTTP/1.1 200 ") and b"\r\nConnection: close\r\n" in one

@@ -91,7 +91,8 @@ def open_metadata_files(
     awaited = history.applied_index if history.applied_index > image.index else 0
     wal = WriteAheadLog.open(directory, disk, applied_index=awaited)
     history.begin(image)
-    _refuse_impossible_term(directory, max(hard_state.term, wal.last_term, term))
+    if why := impossible_term(directory, max(hard_state.term, wal.last_term, term)):
+        raise DirectoryRefused(f"{directory}: {why}")
     if wal.base_index > image.index:
         raise DamagedData(
             wal.path, 0, -1, f"begins after entry {wal.base_index}, the snapshot ends before"
@@ -107,17 +108,21 @@ def open_metadata_files(
     return MetadataFiles(directory, disk, identity, wal, hard_state, image, snapshot_bytes, history)
 
 
-def _refuse_impossible_term(directory: str, term: int) -> None:
-    """Elections do not get that far: the term came with a message that no voter sent, which kept
-    0.1 still took. Nobody could be elected after it."""
-    if term > MAX_TERM:
-        raise DirectoryRefused(
-            f"{directory}: the metadata log is in term {term}, which no election reaches (at most "
-            f"{MAX_TERM}): somebody else than a node of this cluster has spoken to this one's "
-            "listener for nodes. Keep strangers from that port. If a majority of the voters is "
-            f"well, empty {directory}: the node follows then, and `kept cluster voter add` gives "
-            "it its vote back. If not, put back the directory's last copy on each of the voters"
-        )
+def impossible_term(directory: str, term: int) -> str | None:
+    """Why a directory in this term is refused; None: it is not.
+
+    Elections do not get that far: the term came with a message that no voter sent, which kept 0.1
+    still took. Nobody could be elected after it.
+    """
+    if term <= MAX_TERM:
+        return None
+    return (
+        f"the metadata log is in term {term}, which no election reaches (at most {MAX_TERM}): "
+        "somebody else than a node of this cluster has spoken to this one's listener for nodes. "
+        f"Keep strangers from that port. If a majority of the voters is well, empty {directory}: "
+        "the node follows then, and `kept cluster voter add` gives it its vote back. If not, put "
+        "back the directory's last copy on each of the voters"
+    )
 
 
 def _names_voters(image: Image, wal: WriteAheadLog) -> bool:

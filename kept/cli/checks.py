@@ -12,17 +12,19 @@ from itertools import pairwise
 from typing import Final
 
 from kept.cli.dumps import dump, is_of_compaction
-from kept.cluster.metadata.check import check_metadata
+from kept.cluster.metadata.check import check_metadata, has_metadata
 from kept.cluster.metadata.wal import WAL_NAME
 from kept.compaction.cleaner.cleaner_run import read_manifest
 from kept.compaction.cleaner.job import Source
 from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import manifest_store, verify
 from kept.storage import layout
-from kept.storage.disk import Disk
+from kept.storage.checkpoints import read_properties
+from kept.storage.disk import Disk, parent
 from kept.storage.errors import DamagedData
 from kept.storage.inspect.check import LOG_DIRECTORY, check_directory
 from kept.storage.inspect.finding import Finding
+from kept.storage.types import decimal_number
 
 METADATA_DIRECTORY: Final = "meta"
 """Where a node's metadata are below its ``--data-dir``."""
@@ -37,16 +39,25 @@ def check(path: str) -> list[Finding]:
     if path.rpartition("/")[2] in (".", ".."):  # a partition's name, and what is beside it, count
         path = os.path.abspath(path)
     names = disk.listdir(path)
-    if WAL_NAME in names:
-        return check_metadata(path, disk)
+    if has_metadata(names):
+        return check_metadata(path, disk, _node_id(parent(path), disk))
     findings = check_directory(path, disk, more=_check_compaction)
     metadata = f"{path}/{METADATA_DIRECTORY}"
-    if disk.exists(f"{metadata}/{WAL_NAME}"):
-        findings += check_metadata(metadata, disk)
+    if disk.exists(metadata) and has_metadata(disk.listdir(metadata)):
+        findings += check_metadata(metadata, disk, _node_id(path, disk))
     elif LOG_DIRECTORY in names:
         why = f"{WAL_NAME} is not there: no metadata were checked"
         findings.append(Finding(metadata, -1, -1, why, False))
     return findings
+
+
+def _node_id(data: str, disk: Disk) -> int | None:
+    """Whose ``--data-dir`` this is, by the directory of its logs; None where that does not tell."""
+    try:
+        properties = read_properties(disk, f"{data}/{LOG_DIRECTORY}/{layout.META_PROPERTIES}")
+    except DamagedData:
+        return None
+    return decimal_number((properties or {}).get("node.id", ""))
 
 
 def _check_compaction(path: str, disk: Disk, found: list[Finding]) -> list[Finding]:

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from kept.cluster.metadata.replica_history import ReplicaHistory, write_history
 from kept.node.coordinator.transactions.records import TransactionMetadata, TransactionRecord
 from kept.node.coordinator.transactions.records import TransactionState as State
+from kept.storage.checkpoints import read_properties
+from kept.storage.disk import Disk
 from kept.storage.producers import snapshots
 from kept.storage.producers.producer_states import ProducerStates
 from kept.storage.records import build_batch, crc32c, headers
@@ -148,6 +151,21 @@ def test_what_is_damaged_of_metadata_and_of_compaction_is_found(offline, kept_cl
     (partition / "manifest-applied").unlink()
     (partition / "held-manifest").write_bytes(b"")
     assert "given up" in offline("log", "check", partition).out, "a start said that, and goes on"
+    wal = data / "meta" / "metadata.wal"
+    whole_wal = wal.read_bytes()
+    wal.unlink()
+    for directory in (data, data / "meta"):
+        ran = offline("log", "check", directory, "--json", status=1)
+        assert str(wal) in [one["path"] for one in ran.json if one["damaged"]], directory
+    wal.write_bytes(whole_wal[:100])  # entries are gone that this node had applied, and no other
+    properties = read_properties(Disk(), str(data / "log" / "meta.properties"))
+    node_id = int(properties["node.id"])
+    for whose, damaged in ((node_id, [str(wal)]), (node_id + 1, [])):
+        write_history(Disk(), str(data / "meta"), ReplicaHistory(whose, applied_index=1000))
+        for directory in (data, data / "meta"):
+            ran = offline("log", "check", directory, "--json", status=None)
+            found = [one["path"] for one in ran.json if one["damaged"]]
+            assert [one for one in found if Path(one).parent == wal.parent] == damaged, directory
     for file in (data / "meta").iterdir():
         file.unlink()
     assert (

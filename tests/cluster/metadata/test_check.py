@@ -15,9 +15,10 @@ from kept.cluster.metadata.metadata_files import open_metadata_files
 from kept.cluster.metadata.records import ClusterRecord, ConfigRecord, encode_batch
 from kept.cluster.metadata.replica_history import FILE, ReplicaHistory, write_history
 from kept.cluster.metadata.snapshot import write_snapshot
-from kept.cluster.metadata.wal import Entry, HardState, write_hard_state
+from kept.cluster.metadata.wal import Entry, HardState, WriteAheadLog, write_hard_state
+from kept.cluster.raft.message_guard import MAX_TERM
 from kept.storage.disk import Disk
-from kept.storage.errors import DamagedData
+from kept.storage.errors import DamagedData, DirectoryRefused
 
 NODE = 4
 
@@ -74,6 +75,40 @@ def test_what_a_start_refuses_is_damage(
     assert {path: path.read_bytes() for path in directory.iterdir()} == before
     with pytest.raises(DamagedData, match=why):
         open_metadata_files(str(directory), Disk(), UUID(int=7), NODE)
+
+
+def test_a_log_that_is_gone_with_the_identity_is_damage(directory: Path) -> None:
+    wal(directory).unlink()
+    (directory / "identity").unlink()
+    (finding,) = check_metadata(str(directory), Disk())
+    assert finding.damaged and "this node had applied entry 3" in finding.why
+    with pytest.raises(DamagedData, match="this node had applied entry 3"):
+        open_metadata_files(str(directory), Disk(), UUID(int=7), NODE)
+
+
+@pytest.mark.parametrize("where", ["hard-state", "log"])
+def test_a_term_that_no_election_reaches_is_damage(directory: Path, where: str) -> None:
+    if where == "log":
+        log = WriteAheadLog.open(str(directory), Disk())
+        log.append([Entry(MAX_TERM + 1, 5, encode_batch([ConfigRecord(4, "", "k", "5")]))])
+    else:
+        write_hard_state(Disk(), str(directory), HardState(MAX_TERM + 1))
+    why = "which no election reaches"
+    (finding,) = check_metadata(str(directory), Disk())
+    assert finding.damaged and why in finding.why
+    with pytest.raises(DirectoryRefused, match=why):
+        open_metadata_files(str(directory), Disk(), UUID(int=7), NODE)
+
+
+def test_the_history_of_another_node_says_nothing(directory: Path) -> None:
+    """As when a directory was copied for a node of another id: nothing that it applied is gone."""
+    wal(directory).write_bytes(wal(directory).read_bytes()[:100])
+    for node_id, damaged in ((None, True), (NODE, True), (NODE + 1, False)):
+        findings = check_metadata(str(directory), Disk(), node_id)
+        assert [one.damaged for one in findings] == [damaged], node_id
+    with pytest.raises(DamagedData, match="had applied entry 3"):
+        open_metadata_files(str(directory), Disk(), UUID(int=7), NODE)
+    open_metadata_files(str(directory), Disk(), UUID(int=7), NODE + 1)
 
 
 def test_what_a_start_cuts_off_is_a_note(directory: Path) -> None:

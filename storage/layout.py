@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import re
 import uuid
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from kept.storage.types import TopicPartition
@@ -37,6 +38,9 @@ PARTITION_METADATA: Final = "partition.metadata"
 MANIFEST_PREFIX: Final = "manifest-"
 LOST_PREFIX: Final = "lost-"
 HELD_MANIFEST: Final = "held-manifest"
+TOLD_MANIFEST: Final = "told-manifest"
+REMOVALS_PREFIX: Final = "removals-"
+_OF_COMPACTION: Final = (MANIFEST_PREFIX, HELD_MANIFEST, TOLD_MANIFEST, REMOVALS_PREFIX)
 
 LOG: Final = ".log"
 INDEX: Final = ".index"
@@ -121,6 +125,13 @@ def parse_directory_name(name: str) -> LogDirectoryName | None:
     if match is None:
         return None
     return LogDirectoryName(TopicPartition(match[1], int(match[2])), "")
+
+
+def tells_of_compaction(names: Iterable[str]) -> bool:
+    """Whether files of these names, in a log's directory, say that it was compacted, or may have
+    been: a manifest that was given up is gone, and the gaps that it explained stay.
+    """
+    return any(name.startswith(_OF_COMPACTION) for name in names)
 
 
 def manifest_file(directory: str, epoch: int, generation: int) -> str:

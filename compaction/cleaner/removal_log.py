@@ -27,13 +27,14 @@ from kept.compaction.manifest.manifest import (
     decode_sections,
     encode_sections,
 )
+from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData
 from kept.storage.types import MAX_INT32, Generation
 
 MAGIC: Final = b"KREM"
 VERSION: Final = 2
-PREFIX: Final = "removals-"
+PREFIX: Final = layout.REMOVALS_PREFIX
 _HEADS: Final = {1: struct.Struct(">iiq"), 2: struct.Struct(">iqq")}
 _VERSION_AT: Final = 4
 _PART: Final = struct.Struct(">qi")

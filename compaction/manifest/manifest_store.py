@@ -24,7 +24,7 @@ from kept.storage.segments.swap import SwapPlan
 from kept.storage.types import Generation
 
 HELD: Final = layout.HELD_MANIFEST
-TOLD: Final = "told-manifest"
+TOLD: Final = layout.TOLD_MANIFEST
 
 
 class GivenUp(DamagedData):

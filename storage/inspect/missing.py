@@ -19,6 +19,7 @@ from kept.storage.directory import OWNER
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData
 from kept.storage.inspect.finding import Finding
+from kept.storage.segments import time_index
 from kept.storage.types import MAX_INT32, TopicPartition
 
 _KINDS: Final = (
@@ -28,6 +29,11 @@ _KINDS: Final = (
     layout.CLEANER_OFFSETS,
 )
 """As :class:`Known` has them."""
+
+_OR_COMPACTED: Final = (
+    "a file was cut or removed, or the topic was compacted once and nothing tells of it any more"
+)
+"""A start says the same of such a gap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,23 +112,44 @@ def missing_records(
 def _gaps(
     disk: Disk, path: str, ends: Mapping[int, int], known: Known, damaged: Set[int]
 ) -> list[Finding]:
-    """Closed segments that lack their end, in a log that was never compacted.
+    """Closed segments that lack their end, in a log of which nothing says that it was compacted.
 
-    Apache Kafka's followers of a compacted log begin their segments where the next batch does
-    (kept's where the one before ended): there a gap proves nothing.
+    What says it can be gone: a manifest that was given up, a journal without room
+    (``kept.compaction.history.bytes``), a checkpoint. Apache Kafka's followers of a compacted log
+    begin their segments where the next batch does (kept's where the one before ended). So a gap
+    that was durable proves nothing by itself, and a start leaves it open, too; a time index proves
+    something that names a record in it.
     """
-    if known.cleaned_to or any(n.startswith(layout.MANIFEST_PREFIX) for n in disk.listdir(path)):
+    if known.cleaned_to or layout.tells_of_compaction(disk.listdir(path)):
         return []
     orphans, findings = _orphans(_segment_files(disk, path)), []
     for base, following in pairwise(sorted(ends)):
-        is_orphaned = any(base < orphan < following for orphan in orphans)
         is_far = following - 1 - base > MAX_INT32
-        if ends[base] < following and not (is_far or is_orphaned or base in damaged):
-            why = f"ends at {ends[base]}, the next segment begins at {following}"
-            was_durable = known.clean or following <= known.recovery_point
-            file = layout.segment_file(path, base, layout.LOG)
-            findings.append(_lost(file, ends[base], following, why, known.is_kepts and was_durable))
+        is_orphaned = any(base < orphan < following for orphan in orphans)
+        if ends[base] >= following or is_far or is_orphaned or base in damaged:
+            continue
+        why = f"ends at {ends[base]}, the next segment begins at {following}"
+        was_durable = known.clean or following <= known.recovery_point
+        file = layout.segment_file(path, base, layout.LOG)
+        if not was_durable:
+            findings.append(_lost(file, ends[base], following, why, False))
+        elif known.is_kepts and (last := _last_indexed(disk, path, base)) >= ends[base]:
+            why += f", and its {layout.TIME_INDEX} names {last}"
+            findings.append(_lost(file, ends[base], following, why, True))
+        else:
+            lost = _lost(file, ends[base], following, why, False)
+            findings.append(lost._replace(why=f"{lost.why}; {_OR_COMPACTED}"))
     return findings
+
+
+def _last_indexed(disk: Disk, path: str, base: int) -> int:
+    """The largest offset that a segment's time index names; -1: none."""
+    try:
+        data = disk.read(layout.segment_file(path, base, layout.TIME_INDEX))
+    except FileNotFoundError:
+        return -1
+    _, offsets = time_index.decode_entries(data)
+    return max((base + relative for relative in offsets), default=-1)
 
 
 def lost_segments(disk: Disk, path: str, ends: Mapping[int, int], known: Known) -> set[int]:

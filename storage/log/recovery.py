@@ -126,7 +126,8 @@ class _Opening:
         if end < next_base and next_base - 1 - segment.base_offset <= MAX_INT32:
             logger.error(
                 "%s: it ends at %d, the next segment begins at %d: records from %d to %d are lost "
-                "here; the file was cut, or the topic was compacted once by another broker",
+                "here; a file was cut or removed, or the topic was compacted once and nothing "
+                "tells of it any more",
                 segment.path(layout.LOG),
                 end,
                 next_base,
@@ -240,9 +241,8 @@ class _Opening:
 
     @cached_property
     def was_compacted(self) -> bool:
-        """A cleaner left its manifest, whatever the policy says today."""
-        names = self.disk.listdir(self.directory)
-        return any(name.startswith(layout.MANIFEST_PREFIX) for name in names)
+        """A cleaner left what tells of it, whatever the policy says today."""
+        return layout.tells_of_compaction(self.disk.listdir(self.directory))
 
     def has_gap(
         self, segment: Segment, next_base: int, recovery_point: int | None, compacted_to: int | None

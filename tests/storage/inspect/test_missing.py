@@ -20,6 +20,7 @@ SEGMENTS, RECORDS = 7, 3
 """Segments of the log, and records in each but the last, which has two."""
 END = (SEGMENTS - 1) * RECORDS + 2
 TP = TopicPartition("t", 0)
+JOURNAL = "removals-1-0-1"
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +78,13 @@ ALL = (*layout.SEGMENT_SUFFIXES, layout.SNAPSHOT)
     ("remove", "first", "end"),
     [
         (lambda d: without(d, 2), 6, 9),
-        (lambda d: without(d, 2, kinds=ALL), 6, 9),
         (lambda d: without(d, 5, 6), 15, END),
         (lambda d: without(d, 5, 6, kinds=ALL), 15, END),
         (lambda d: os.truncate(segment(d, 2), 0), 6, 9),
         (lambda d: os.truncate(segment(d, 6), 0), 18, END),
         (lambda d: shutil.rmtree(d / "t-0"), 1, END),
     ],
-    ids=["log", "segment", "last-logs", "last-segments", "cut", "cut-last", "partition"],
+    ids=["log", "last-logs", "last-segments", "cut", "cut-last", "partition"],
 )
 @pytest.mark.parametrize("clean", [True, False])
 def test_what_was_durable_and_is_gone_is_damage(
@@ -128,8 +128,24 @@ def test_compaction_leaves_gaps_that_are_none(directory: Path) -> None:
     checkpoints.write_offsets(Disk(), str(path), {TP: 9})
     assert not any(one.damaged for one in found(directory))
     path.unlink()
-    (directory / "t-0" / "manifest-0-1").write_bytes(b"")
-    assert not any(one.damaged for one in found(directory))
+    for name in ("manifest-0-1", "manifest-applied", "held-manifest", "told-manifest", JOURNAL):
+        assert any(one.damaged for one in found(directory))
+        file = directory / "t-0" / name
+        file.write_bytes(b"")
+        assert found(directory) == [], name
+        file.unlink()
+
+
+def test_a_gap_of_which_nothing_tells_is_a_note(directory: Path) -> None:
+    """A whole segment is not there: compaction may have removed it, and been forgotten since."""
+    without(directory, 2, kinds=ALL)
+    (finding,) = found(directory)
+    assert not finding.damaged and finding.offset == 6
+    assert finding.why == (
+        "ends at 6, the next segment begins at 9: records from 6 to 8 are lost here; "
+        "a file was cut or removed, or the topic was compacted once and nothing tells of it any "
+        "more"
+    )
 
 
 @pytest.mark.parametrize("is_adopted", [False, True])

@@ -253,6 +253,7 @@ MAY_BE_COMPACTION = {
     "flushed": lambda third: {"recovery_point": third},
     "policy, no recovery point": lambda third: {"config": COMPACT},
     "manifest, no recovery point": lambda third: {},
+    "journal, no recovery point": lambda third: {},
     "compacted_to": lambda third: {"recovery_point": 0, "compacted_to": third},
 }
 IS_A_LOSS = {
@@ -278,6 +279,8 @@ def test_a_hole_between_segments_is_cut_unless_compaction_may_have_left_it(kit, 
     disk.write_file(second, disk.read(second)[:-size])
     if known.startswith("manifest"):
         disk.write_file(f"{DIRECTORY}/manifest-0-1", b"")
+    if known.startswith("journal"):
+        disk.write_file(f"{DIRECTORY}/removals-1-0-1", b"")
     options = (IS_A_LOSS if cut else MAY_BE_COMPACTION)[known](third)
     log = kit.open_log(disk, **{"config": CONFIG, **options})
     found = kit.contents(log)
@@ -303,7 +306,9 @@ def test_a_log_whose_trusted_file_was_cut_in_a_batch_says_so(kit) -> None:
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_closed_segment_that_was_cut_at_the_end_of_a_batch_says_so(kit, caplog, compact, clean):
-    """It opens, as whole batches are left; only compaction may have taken records there."""
+    """It opens, as whole batches are left; only compaction may have taken records there. A check
+    says the same, and does not know the policy.
+    """
     disk, contents = written(kit)
     path = files(disk, ".log")[2]
     base, after = (int(files(disk, ".log")[n].rpartition("/")[2][:20]) for n in (2, 3))
@@ -311,8 +316,12 @@ def test_a_closed_segment_that_was_cut_at_the_end_of_a_batch_says_so(kit, caplog
     disk.write_file(path, disk.read(path)[: -len(last[2])])
     policy = frozenset({"compact" if compact else "delete"})
     config = replace(CONFIG, cleanup_policy=policy)
+    disk.write_file("/d/.kafka_cleanshutdown", b"")
+    (finding,) = [one for one in check_partition(DIRECTORY, disk) if "the next" in one.why]
     log = kit.open_log(disk, config=config, clean=clean, recovery_point=80)
     assert kit.contents(log) == [c for c in contents if c != last]
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     told = f"{path}: it ends at {last[0]}, the next segment begins at {after}"
     assert [line.startswith(told) for line in said] == [True] * (not compact)
+    assert not finding.damaged
+    assert said == [f"{finding.path}: it {finding.why}"] * (not compact)

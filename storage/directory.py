@@ -146,14 +146,17 @@ class LogDirectory:
         self.unopened: set[TopicPartition] = set()
         """Logs that were there, and that nobody has opened (yet): what the checkpoints say of them
         stays, and after a crash there is no clean stop before all were looked through."""
-        self._uncollected: set[TopicPartition] = set()
-        """Logs that were opened, and that no checkpoint was collected of yet: whoever collects may
-        not know of them, though the thread that opened them is done."""
+        self._unserved: set[TopicPartition] = set()
+        """Logs that were opened or created, and that whoever collects offsets does not know of yet
+        (:meth:`serve`), though the thread that opened them may be done."""
         self._put_back: set[TopicPartition] = set()
         """Logs that were set aside once: the checkpoints have forgotten them."""
         self.version = 0
         """How often it was said where a log stands, since this was opened: it was created, put back
-        or cut, or :meth:`state_recovery_point`; what was looked up before may not hold any more."""
+        or cut, :meth:`serve` or :meth:`state_recovery_point`; what was looked up before may not
+        hold any more."""
+        self._noting = threading.Lock()
+        """Held for no file: :meth:`serve` does not wait for :attr:`_writing`."""
         self._writing = threading.Lock()
         self._marking = threading.Lock()
         """A mark that is being written when this fails is removed after it is there."""
@@ -411,9 +414,16 @@ class LogDirectory:
         high_watermark, recovery_point = self.high_watermarks.get(tp, 0), recovery_point or 0
         if missing_files.report_missing(log, traces, high_watermark, recovery_point):
             self._note_loss(log, recovery_point)
-        self._uncollected.add(tp)
+        self._unserved.add(tp)
         self.unopened.discard(tp)
         return log
+
+    def serve(self, tp: TopicPartition) -> None:
+        """Whoever collects offsets for :meth:`write_checkpoints` knows of a log from now on. Until
+        then what the checkpoints say of it stays, whatever was collected before. Does not block.
+        """
+        self._note(tp)
+        self._unserved.discard(tp)
 
     def _note_loss(self, log: Log, recovery_point: int) -> None:
         """A log lacks records, and that was said. Raises MachineError.
@@ -451,6 +461,7 @@ class LogDirectory:
             for tp in born:
                 self.unopened.discard(tp)
                 self._gone.pop(tp, None)
+                self._unserved.add(tp)
                 self._note(tp)
             self._forget(born, born)
         logs = []
@@ -495,7 +506,7 @@ class LogDirectory:
         renamed = []
         for log, unique in logs:
             self._changed.pop(log.topic_partition, None)
-            self._uncollected.discard(log.topic_partition)
+            self._unserved.discard(log.topic_partition)
             path = self._file(layout.deleted_directory_name(log.topic_partition, unique))
             if isinstance(log, ClosedLog):
                 self.unopened.discard(log.topic_partition)
@@ -595,8 +606,9 @@ class LogDirectory:
         """
         with self._writing:
             current, known = dict(offsets), self.checkpoints[kind]
-            kept = set(self.unopened)  # before what comes from there
-            kept |= self._uncollected - current.keys()
+            # Each before what comes from there.
+            kept = self.unopened.copy()
+            kept |= self._unserved.copy() - set(current)
             if version < self.version:
                 later = {tp for tp, n in self._changed.copy().items() if n > version}
                 current = {tp: offset for tp, offset in current.items() if tp not in later}
@@ -605,8 +617,6 @@ class LogDirectory:
             current |= {tp: known[tp] for tp in kept if tp in known}
             checkpoints.write_offsets(self.disk, self._file(kind.value), current)
             self.checkpoints[kind] = current
-            if kind is Checkpoint.HIGH_WATERMARKS:  # each log has one
-                self._uncollected -= offsets.keys()
 
     def state_recovery_point(self, tp: TopicPartition, offset: int, version: int) -> bool:
         """Make one log's recovery point durable, before files are put into place that have gaps
@@ -661,8 +671,9 @@ class LogDirectory:
                 self.checkpoints[kind] = current
 
     def _note(self, tp: TopicPartition) -> None:
-        self.version += 1
-        self._changed[tp] = self.version
+        with self._noting:
+            self._changed[tp] = self.version + 1
+            self.version += 1
 
     def verify(self) -> None:
         """Raise MachineError unless the directory is still what its path stands for; blocks, any

@@ -386,6 +386,7 @@ class ReplicaManager:
         self.settings.throttle(self.image, tp.topic, (hosted,))
         self._table.partitions[tp] = partition
         self._table.replicas[tp] = hosted
+        opening.directory.directory.serve(tp)
         self.dirty_logs.begin(hosted)
         topic = self._table.by_name[tp.topic.encode()]
         self.left_closed.pop(tp, None)

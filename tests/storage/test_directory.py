@@ -679,15 +679,31 @@ def test_what_is_known_of_a_log_that_was_opened_just_now_stays(disk, kind) -> No
     log = directory.open_log(TP, DIRECTORY_ID, LogConfig(), now_ms=0)
     directory.write_checkpoints(kind, {}, directory.version)
     assert directory.checkpoints[kind] == {TP: 7}
-    directory.write_checkpoints(kind, {TP: 6}, directory.version)
-    directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: 5}, directory.version)
+    before = directory.version
+    directory.serve(TP)
+    directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: 7}, directory.version)
+    directory.write_checkpoints(kind, {}, before)
+    assert directory.checkpoints[kind] == {TP: 7}, "others are collected while it comes"
     directory.write_checkpoints(kind, {}, directory.version)
     assert directory.checkpoints[kind] == {}, "its log start is that of its first segment, say"
     again = opened(crashed_with_a_log(SimulatedDisk()))
     log = again.open_log(TP, DIRECTORY_ID, LogConfig(), now_ms=0)
     again.mark_deleted(log, uuid.uuid4(), now_ms=0)
     again.write_checkpoints(kind, {}, again.version)
-    assert again.checkpoints[kind] == {} and not again._uncollected
+    assert again.checkpoints[kind] == {} and not again._unserved
+
+
+def test_the_recovery_point_of_a_log_that_was_created_just_now_stays(disk) -> None:
+    directory = opened(disk)
+    create_log(directory, TP, DIRECTORY_ID, LogConfig(), now_ms=0)
+    before = directory.version
+    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {}, before)
+    assert directory.recovery_points == {TP: 0}
+    directory.serve(TP)
+    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {}, before)
+    assert directory.recovery_points == {TP: 0}
+    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {TP: 3}, directory.version)
+    assert directory.recovery_points == {TP: 3}
 
 
 def test_who_stops_early_after_a_clean_stop_leaves_the_mark_as_it_was(disk) -> None:

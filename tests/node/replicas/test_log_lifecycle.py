@@ -489,6 +489,11 @@ def test_logs_that_were_left_closed_are_opened_once_there_are_open_files(
             assert node.parts.table.partition(TopicPartition("open", number)).log_end_offset == 1
         assert not manager.left_closed and admin.unready() is None
         assert not node.parts.table.by_name[b"open"].offline and directory.count == 3
+        nothing: dict[TopicPartition, int] = {}
+        directory.directory.write_checkpoints(
+            Checkpoint.RECOVERY_POINTS, nothing, directory.directory.version
+        )
+        assert not directory.directory.recovery_points, "who collects knows all that are open"
 
     play(lone, scene)
 

@@ -27,15 +27,19 @@ class LeftClosed(dict[TopicPartition, Opening]):
     def __init__(self, open_replicas: Sized) -> None:
         super().__init__()
         self._open_replicas = open_replicas
+        self.begun: set[Opening] = set()
+        """What threads open or create now, whether it was left closed before or not."""
 
     @property
     def room(self) -> int:
-        """Replicas that may be opened beside those that are open."""
-        return max(replica_limit() - len(self._open_replicas), 0)
+        """Replicas that may be opened beside those that are open, or being opened: a start that
+        takes long is not over when the others are tried again.
+        """
+        return max(replica_limit() - len(self._open_replicas) - len(self.begun), 0)
 
     def may_open(self) -> list[TopicPartition]:
         """Those that there are open files for now, and that no thread opens."""
-        idle = (tp for tp, closed in self.items() if not closed.begun)
+        idle = (tp for tp, closed in self.items() if closed not in self.begun)
         return list(islice(idle, self.room))
 
     def within_limit(self, openings: list[Opening]) -> tuple[list[Opening], list[Opening], str]:
@@ -50,7 +54,8 @@ class LeftClosed(dict[TopicPartition, Opening]):
         )
         opened, closed = openings[:room], openings[room:]
         self.update((opening.tp, opening) for opening in closed)
-        count = len(self._open_replicas) + len(self.keys() | {opening.tp for opening in opened})
+        not_open = self.keys() | {opening.tp for opening in (*opened, *self.begun)}
+        count = len(self._open_replicas) + len(not_open)
         why = (
             f"left closed: {count} replicas are here, and {file_limit()} open files leave "
             f"room for {replica_limit()}; raise LimitNOFILE (ulimit -n) and start this node again, "

@@ -30,11 +30,9 @@ LOGS_A_JOB: Final = 64
 """Logs that a thread opens or creates before the loop hears of them."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Opening:
-    """A log to open or create. ``stray``: the name of its directory, while it is set aside.
-    ``begun``: a thread has it.
-    """
+    """A log to open or create. ``stray``: the name of its directory, while it is set aside."""
 
     tp: TopicPartition
     topic_id: uuid.UUID
@@ -43,7 +41,6 @@ class Opening:
     directory: LocalDirectory = field(init=False)
     exists: bool = False
     stray: str | None = None
-    begun: bool = False
 
     @property
     def closed_log(self) -> ClosedLog:

@@ -293,13 +293,12 @@ class ReplicaManager:
 
     async def _open_all(self, openings: list[Opening]) -> None:
         """Open or create logs in threads, and serve each as it comes."""
-        for opening in openings:
-            opening.begun = True
+        self.left_closed.begun.update(openings)
         jobs = self._opener.begin(openings, self._table.directories)
         pace, reconfigured = Pace(), self.settings.version
         for several, job in jobs:
             for opening, outcome in zip(several, await job, strict=True):
-                opening.begun = False
+                self.left_closed.begun.discard(opening)
                 wanted = self._wanted(opening.tp)
                 if wanted is None or wanted[0].topic_id != opening.topic_id:
                     self._not_wanted(opening, outcome)
@@ -456,7 +455,7 @@ class ReplicaManager:
         hosted = topic.partitions.pop(tp.partition, None)
         if (closed := self.left_closed.pop(tp, None)) is not None:
             topic.offline.pop(tp.partition, None)
-            if not closed.begun:
+            if closed not in self.left_closed.begun:
                 closed.directory.count -= 1
                 unwanted = closed.closed_log
                 self.log_lifecycle.remove_unwanted(closed.directory, unwanted, self.image.index)

@@ -20,6 +20,7 @@ from kept.cluster.metadata.records import (
 from kept.node.replicas import left_closed, log_lifecycle
 from kept.node.replicas.local_replica import LocalDirectory
 from kept.node.replicas.log_dir_failures import LogDirFailureChannel
+from kept.node.replicas.log_lifecycle import LogLifecycle
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.storage.directory import Checkpoint, ClosedLog, LogDirectory
@@ -305,12 +306,12 @@ class NoLogs:
         pass
 
 
-def lifecycle(kind=log_lifecycle.LogLifecycle, failures=None):
+def lifecycle(kind=LogLifecycle, failures=None):
     """One whose logs are nobody's; in a running loop."""
     return kind(InlineRuntime(), FixedMetadata(), failures or recorded_failures([]), NoLogs())
 
 
-class Waiting(log_lifecycle.LogLifecycle):
+class Waiting(LogLifecycle):
     """Its turns are taken by the test."""
 
     async def _run(self) -> None:
@@ -349,7 +350,7 @@ def test_a_log_that_nobody_wanted_when_it_was_made_has_its_turn() -> None:
 def test_who_is_wanted_again_meanwhile_does_not_lead_yet() -> None:
     seen = []
 
-    class Turns(log_lifecycle.LogLifecycle):
+    class Turns(LogLifecycle):
         async def _change(self, turn: list[TopicPartition]) -> None:
             seen.append((turn, self.led_up_to(9)))
             if len(seen) == 1:
@@ -494,6 +495,34 @@ def test_logs_that_were_left_closed_are_opened_once_there_are_open_files(
             Checkpoint.RECOVERY_POINTS, nothing, directory.directory.version
         )
         assert not directory.directory.recovery_points, "who collects knows all that are open"
+
+    play(lone, scene)
+
+
+def test_a_retry_while_the_start_opens_logs_goes_by_the_limit(lone_node, tmp_path, monkeypatch):
+    """The start counts though nothing of it is open yet."""
+    retried, real_open, real_retry = threading.Event(), Log.open, LogLifecycle._retry
+
+    def open_log(directory, tp, *arguments, **more):
+        if tp.topic == "open" and left_closed.replica_limit() == 1:  # not the node before
+            assert retried.wait(WAIT_S)
+        return real_open(directory, tp, *arguments, **more)
+
+    def retry(lifecycle):
+        real_retry(lifecycle)
+        retried.set()
+
+    monkeypatch.setattr(LogLifecycle, "_retry", retry)
+    with monkeypatch.context() as slow:
+        slow.setattr(Log, "open", open_log)
+        lone = started_again(lone_node, tmp_path, monkeypatch, "limit")
+
+    async def scene(node):
+        manager = node.parts.replicas
+        while manager.log_lifecycle._task is not None:
+            await asyncio.sleep(0.001)
+        assert len(node.parts.table.replicas) == 1 and len(manager.left_closed) == 2
+        assert retried.is_set() and not manager.left_closed.begun
 
     play(lone, scene)
 

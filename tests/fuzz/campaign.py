@@ -67,7 +67,7 @@ async def _attack(  # noqa: PLR0917
     numbers: Iterable[int],
     report: Report,
 ) -> None:
-    steady, kept = Steady(site), Kept(site)
+    steady, kept = Steady(site, escaped), Kept(site)
     number = 0
     try:
         await steady.open()

@@ -7,8 +7,11 @@ import gc
 import logging
 import time
 import traceback
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
 
 from kept.node.runtime.logging import bugs, log
 from kept.storage.records import build_batch
@@ -28,6 +31,10 @@ class Broken(Exception):
     """What must hold does not."""
 
 
+class NotServed(Broken):
+    """The node leads the partition, and says that it may not serve it now."""
+
+
 class Escaped:
     """Exceptions that nobody was to see: of callbacks and tasks of the loop, those that the node
     calls bugs of its own, and what libraries log.
@@ -35,20 +42,24 @@ class Escaped:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.found: list[str] = []
+        self.stalls = 0
+        """How often the node noticed that this process stood still, and suspended serving."""
         self._loop = loop
-        self._exception = log.exception
+        self._exception, self._warning = log.exception, log.warning
         self._handler = _Handler(self.found)
 
     def __enter__(self) -> Escaped:
         bugs.clear()
         self._loop.set_exception_handler(self._of_loop)
         log.exception = self._of_node  # type: ignore[method-assign]
+        log.warning = self._warned  # type: ignore[method-assign]
         logging.getLogger().addHandler(self._handler)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.set_exception_handler(None)
         log.exception = self._exception  # type: ignore[method-assign]
+        log.warning = self._warning  # type: ignore[method-assign]
         logging.getLogger().removeHandler(self._handler)
 
     def _of_loop(self, _: Any, context: dict[str, Any]) -> None:
@@ -61,6 +72,11 @@ class Escaped:
     def _of_node(self, event: str, error: BaseException, **fields: Any) -> None:
         trace = "".join(traceback.format_exception(error))
         self.found.append(f"{event} {fields}\n{trace}")
+
+    def _warned(self, event: str, **fields: Any) -> None:
+        stood_still = str(fields.get("reason")).startswith("this process stood still")
+        self.stalls += event == "serving suspended" and stood_still
+        self._warning(event, **fields)
 
     def check(self) -> None:
         """Raises :class:`Broken`."""
@@ -90,12 +106,16 @@ class _Handler(logging.Handler):
 
 class Steady:
     """Connections that were there before, and are served all along: one that is logged in and
-    produces and reads what it produced, and one of HTTP.
+    produces and reads what it produced, and one of HTTP. Where the node noticed that this process
+    stood still, a request may be refused until the controller has answered, and not for longer.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, escaped: Escaped) -> None:
         self._site = site
+        self._escaped = escaped
         self._produced = 0
+        self._stalls = 0
+        """As many as there were when the last request was sent that was served."""
         self.slowest_s = 0.0
 
     async def open(self) -> None:
@@ -116,12 +136,25 @@ class Steady:
             raise Broken("the only voter leads the metadata log no more")
         try:
             async with asyncio.timeout(SERVED_S):
-                await self._produce()
-                await self._fetch()
+                await self._served(self._produce)
+                await self._served(self._fetch)
                 await self._get()
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             raise Broken(f"a steady connection is not served: {error!r}") from error
         self.slowest_s = max(self.slowest_s, time.monotonic() - started)
+
+    async def _served(self, request: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            stalls = self._escaped.stalls
+            try:
+                await request()
+            except NotServed:
+                if self._escaped.stalls == self._stalls:
+                    raise
+                await asyncio.sleep(0.02)
+            else:
+                self._stalls = stalls
+                return
 
     async def _produce(self) -> None:
         topic = {"name": STEADY, "partition_data": [{"index": 0, "records": BATCH}]}
@@ -129,6 +162,8 @@ class Steady:
             0, 9, transactional_id=None, acks=-1, timeout=10_000, topic_data=[topic]
         )
         done = answer.responses[0].partition_responses[0]
+        if done.error_code is ErrorCode.not_leader_or_follower:
+            raise NotServed(f"the steady producer got {done}, after {self._produced} records")
         if int(done.error_code) or done.base_offset != self._produced:
             raise Broken(f"the steady producer got {done}, after {self._produced} records")
         self._produced += 1
@@ -144,6 +179,8 @@ class Steady:
             topics=[{"topic": STEADY, "partitions": [wanted]}],
         )  # fmt: skip
         part = answer.responses[0].partitions[0]
+        if part.error_code is ErrorCode.not_leader_or_follower:
+            raise NotServed(f"the steady consumer got {part}")
         if int(part.error_code) or b"steady" not in bytes(part.records or b""):
             raise Broken(f"the steady consumer got {part}")
 

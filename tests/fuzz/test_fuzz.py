@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 from kept.client.security.scram import ScramServer
+from kept.cluster.controller.broker_lifecycle import SendHeartbeat
+from kept.node.runtime.clock import elapsed_ms
 from kept.node.runtime.connection_quota import ConnectionQuota
 from tests.fuzz import oracle, seeds
 from tests.fuzz.campaign import Failure, attack
 from tests.fuzz.mutation import MAX_BYTES, mutated
+from tests.fuzz.oracle import Broken, Escaped, Steady
 from tests.fuzz.site import PLAINTEXT, Site
 from tests.fuzz.targets import TARGETS
 
@@ -66,6 +69,79 @@ def test_damage_follows_from_the_seed() -> None:
     several = [mutated(data, Random(7), (b"other",)) for _ in range(2)]
     assert several[0] == several[1] != data
     assert all(len(mutated(data * 1000, Random(n))) <= MAX_BYTES for n in range(50))
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_who_is_steady_may_be_refused_after_a_stall_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noticed: bool
+) -> None:
+    """A node that stood still asks the controller first; whoever is steady is served then."""
+    site = Site(tmp_path)
+    lifecycle = site.parts.cluster_link._lifecycle
+    assert lifecycle is not None
+    refused, answered = [], asyncio.Event()
+    produce, heartbeat = Steady._produce, lifecycle._heartbeat
+
+    async def counted(steady: Steady) -> None:
+        try:
+            await produce(steady)
+        except oracle.NotServed as error:
+            refused.append(error)
+            answered.set()
+            raise
+
+    async def held(effect: SendHeartbeat) -> None:
+        await answered.wait()
+        await heartbeat(effect)
+
+    async def scene(escaped: Escaped) -> None:
+        steady = Steady(site, escaped)
+        await steady.open()
+        monkeypatch.setattr(lifecycle, "_heartbeat", held)
+        lifecycle.core._running_until_ms = elapsed_ms()
+        lifecycle.check_stalled()
+        escaped.stalls *= noticed
+        try:
+            await steady.use()
+            await steady.use()
+        finally:
+            steady.close()
+
+    monkeypatch.setattr(Steady, "_produce", counted)
+    try:
+        with Escaped(site.loop) as escaped:
+            if noticed:
+                site.run(scene(escaped))
+            else:
+                with pytest.raises(Broken, match="is not served until the controller answers"):
+                    site.run(scene(escaped))
+        assert refused
+    finally:
+        site.close()
+
+
+def test_who_is_steady_is_not_refused_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path)
+
+    async def scene(escaped: Escaped) -> None:
+        steady = Steady(site, escaped)
+        await steady.open()
+        escaped.stalls += 1
+        site.parts.replicas.suspend()
+        try:
+            await steady.use()
+        finally:
+            steady.close()
+
+    try:
+        with Escaped(site.loop) as escaped:
+            monkeypatch.setattr(oracle, "SERVED_S", 0.5)
+            with pytest.raises(Broken, match="a steady connection is not served"):
+                site.run(scene(escaped))
+    finally:
+        site.close()
 
 
 def raises(*_: object) -> None:

@@ -113,7 +113,7 @@ def test_the_host_name_must_be_one_of_the_certificates(kafka, monkeypatch):
 
 
 def ask(bootstrap: str, properties: dict[str, str]) -> None:
-    with Client(bootstrap, security=Security(properties), timeout_ms=3_000) as client:
+    with Client(bootstrap, security=Security(properties)) as client:
         client.metadata([])
 
 

@@ -16,8 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 COUNT = 2000
 REQUESTS = 1500
-ACCEPTING_S = 0.2
-"""CPU seconds for the connections themselves."""
+ACCEPTING_S = 0.0015
+"""CPU seconds for each of the connections: on a loaded machine they are accepted only while it is
+measured, and gRPC takes the most, 0.7 ms."""
 KINDS = {
     "silent": b"",
     "Kafka": b"\0\0\0\x40\0\x12",
@@ -57,9 +58,20 @@ def open_half(port, data, stack):
     return found
 
 
+def is_open(found):
+    """Whether the node has not closed it."""
+    found.setblocking(False)
+    try:
+        return bool(found.recv(1 << 16))
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
 def test_kafka_clients_do_not_feel_half_open_connections(kept_cluster, dial):
     raise_file_limit()
-    cluster = kept_cluster(socket_listen_backlog_size=4096)
+    cluster = kept_cluster(socket_listen_backlog_size=4096, kept_silent_ms=600_000)
     topic = cluster.create_topic()
     dial(cluster.port()).produce(topic, payload=b"gRPC is loaded")
     with cluster.client() as client:
@@ -69,17 +81,20 @@ def test_kafka_clients_do_not_feel_half_open_connections(kept_cluster, dial):
             memory = resident_mb(cluster)
             p50, p99, cpu = latencies(cluster, client, topic)
             with contextlib.ExitStack() as stack:
-                for _ in range(COUNT):
-                    open_half(cluster.port(), data, stack)
+                opened = [open_half(cluster.port(), data, stack) for _ in range(COUNT)]
+                _, _, accepting_cpu = latencies(cluster, client, topic)
                 during50, during99, during_cpu = latencies(cluster, client, topic)
                 grown = resident_mb(cluster) - memory
+                left = sum(is_open(found) for found in opened)
             print(
                 f"{COUNT} {kind}: p50 {p50:.2f} -> {during50:.2f} ms ({during50 / p50:.2f}), "
                 f"p99 {p99:.2f} -> {during99:.2f} ms ({during99 / p99:.2f}), "
-                f"CPU {cpu:.2f} -> {during_cpu:.2f} s, {grown:+.1f} MB"
+                f"CPU {cpu:.2f} -> {accepting_cpu:.2f} -> {during_cpu:.2f} s, {grown:+.1f} MB, "
+                f"{left} left"
             )
+            assert left == COUNT, kind
             # Other work on the machine moves the times, and the CPU seconds hardly.
-            # What is accepted late counts as well: so much is given to it.
-            assert during_cpu < 4 * cpu + ACCEPTING_S, kind
+            assert accepting_cpu < 4 * cpu + COUNT * ACCEPTING_S, kind
+            assert during_cpu < 4 * cpu, kind
             assert grown < 64, kind
         assert client.read(topic)

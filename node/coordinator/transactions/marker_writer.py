@@ -192,7 +192,8 @@ class MarkerWriter:
         """As :meth:`write`, for a coordinator that sent them over ``connection``.
 
         Raises NetworkException, and writes nothing, where that is older than this node's leadership
-        of one of the partitions: it is to be closed.
+        of one of the partitions: it is to be closed. A partition whose leadership came back only
+        while others were staged is refused alone; the connection is closed if it comes again.
         """
         every = [(marker, tuple(partitions)) for marker, partitions in marks]
         for _, partitions in every:
@@ -200,9 +201,9 @@ class MarkerWriter:
                 if self.is_stale(tp, connection):
                     raise NetworkException(f"{tp} is led here since the connection was made")
                 yield
-        return (yield from self.write(every))
+        return (yield from self.write(every, connection))
 
-    def write(self, marks: Marks) -> Steps[Deferred[Marked]]:
+    def write(self, marks: Marks, connection: int | None = None) -> Steps[Deferred[Marked]]:
         """Append markers, one partition a step, then write them, once a partition."""
         request = _Request(self.runtime.loop)
         staged: list[tuple[_Write, int]] = []
@@ -210,7 +211,9 @@ class MarkerWriter:
             request.begin(marker)
             for tp in partitions:
                 write = request.add(tp)
-                if tp.topic == CONSUMER_OFFSETS:
+                if connection is not None and self.is_stale(tp, connection):
+                    write.resolve(NotLeaderOrFollower(f"{tp}: its leader changed meanwhile"))
+                elif tp.topic == CONSUMER_OFFSETS:
                     self._end_offsets(write, marker)
                 else:
                     self._stage(write, marker, staged)

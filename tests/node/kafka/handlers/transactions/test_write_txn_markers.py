@@ -272,6 +272,29 @@ def test_markers_over_a_connection_older_than_the_leadership_are_late(world):
     assert not is_closed(marker(("t", (0,))), connection=old), "nothing is kept of it"
 
 
+@pytest.mark.parametrize("topic", ["t", "__consumer_offsets"])
+def test_a_leadership_that_goes_and_returns_within_one_request_makes_its_markers_late(world, topic):
+    """They take slices of time, and another node may have written the marker in between."""
+    number = 5 if topic == "__consumer_offsets" else 0
+    values = {"markers": [marker(("missing", (0,)), (topic, (number,)))]}
+    kind = protocol.message_type(MARKERS, 1, protocol.EntityType.request)
+    ctx: Any = Given(session=Given(is_node=True), connection=next(world.ordinals))
+    steps = world.handler.write_txn_markers(ctx, protocol.build(kind, values))
+    for _ in range(3):
+        next(steps)  # both are looked at, and the first is staged
+    tp = TopicPartition(topic, number)
+    world.writer.metadata_changed(Delta(partitions=(led(tp, 1, 4, before=3),)))
+    world.writer.metadata_changed(Delta(partitions=(led(tp, 0, 5, before=4),)))
+    end_offset = world.partition.log_end_offset
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            next(steps)
+    answer = finished(ended.value.value.result())
+    _, late = answer["markers"][0]["topics"]
+    assert ErrorCode(late["partitions"][0]["error_code"]) is ErrorCode.not_leader_or_follower
+    assert world.partition.log_end_offset == end_offset and not world.groups.ended
+
+
 def test_an_operators_markers_come_over_any_connection(world):
     next(world.ordinals)
     world.writer.metadata_changed(Delta(partitions=(led(tools.TP, 0, 3, before=2),)))

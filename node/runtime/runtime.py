@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from kept.node.runtime.executors import CALL_THREADS
-from kept.node.runtime.time_slices import TimeSlices
+from kept.node.runtime.time_slices import LOAD_TURN_S, TimeSlices
 
 if TYPE_CHECKING:
     from kept.storage.disk import Disk
@@ -28,6 +28,8 @@ class Runtime:
         self.loop = asyncio.get_running_loop()
         self.slices = TimeSlices(self.loop)
         """Long work that the loop does in slices."""
+        self.loads = TimeSlices(self.loop, in_place=0, turn_s=LOAD_TURN_S)
+        """The logs that coordinators read: many at once after a start or a failover."""
         self._threads = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="call")
 
     def now_ms(self) -> int:

@@ -57,6 +57,8 @@ IN_PLACE_S: Final = 0.005
 """Unless they take longer than this: a few may be large."""
 TURN_S: Final = 0.001
 """How much of one turn of the loop goes to all sliced works together."""
+LOAD_TURN_S: Final = 0.004
+"""And to the logs that coordinators read, whose clients wait for them."""
 
 
 class StepMemory(Protocol):
@@ -113,8 +115,9 @@ class SlicedTask(asyncio.Future[T]):
 
 
 class TimeSlices:
-    """The sliced works of one loop, one turn each in order. ``clock`` gives seconds, as
-    ``perf_counter``.
+    """The sliced works of one loop, in turns of ``turn_s`` for all of them: one goes on until its
+    turn is over, or it ends or waits, then the next one does. The first ``in_place`` items are done
+    at once. ``clock`` gives seconds, as ``perf_counter``.
     """
 
     def __init__(
@@ -122,10 +125,12 @@ class TimeSlices:
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float] | None = None,
         in_place: int = IN_PLACE_STEPS,
+        turn_s: float = TURN_S,
     ) -> None:
         self._loop = loop
         self._clock = clock or perf_counter
         self._in_place = in_place
+        self._turn_s = turn_s
         self._works: deque[SlicedTask[Any]] = deque()
         self._is_scheduled = False
 
@@ -170,14 +175,20 @@ class TimeSlices:
 
     def _turn(self) -> None:
         self._is_scheduled = False
-        works, clock = self._works, self._clock
-        work, until = works.popleft(), clock() + TURN_S
-        resume = partial(self._resume, work)
+        until = self._clock() + self._turn_s
+        while self._works and self._advance(self._works.popleft(), until):
+            pass
+        self._schedule()
+
+    def _advance(self, work: SlicedTask[Any], until: float) -> bool:
+        """Go on with ``work``; whether there is time for another one."""
+        clock, resume = self._clock, partial(self._resume, work)
         while work.has_memory(resume):
             work.advance()
+            is_over = clock() >= until
             if work.done():
-                break
-            if clock() >= until:
-                works.append(work)
-                break
-        self._schedule()
+                return not is_over
+            if is_over:
+                self._works.append(work)
+                return False
+        return True

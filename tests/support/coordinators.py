@@ -222,10 +222,12 @@ ME = 0
 
 
 class FakeNode:
-    """An image, and partitions that are hosted when the test says so."""
+    """An image, and partitions that are hosted when the test says so. ``runtime``: of another one
+    that it shares.
+    """
 
-    def __init__(self) -> None:
-        self.runtime = Runtime(Disk())
+    def __init__(self, runtime: Runtime | None = None) -> None:
+        self.runtime = runtime or Runtime(Disk())
         self.metadata = KnownMetadata()
         self.table = ReplicaTable()
         self.groups = GroupCoordinator(

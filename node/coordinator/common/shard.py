@@ -144,9 +144,7 @@ def coordinator_error(
 
 
 class Shard(Generic[Core]):
-    """A core with its log, timers and pending requests. ``failed`` says why it could not load.
-    ``load_turns``: shards that load at once take turns by it.
-    """
+    """A core with its log, timers and pending requests. ``failed`` says why it could not load."""
 
     def __init__(
         self,
@@ -155,11 +153,8 @@ class Shard(Generic[Core]):
         tp: TopicPartition,
         hosted: LocalReplica,
         leader_epoch: int,
-        *,
-        load_turns: asyncio.Lock | None = None,
     ) -> None:
         self._runtime = runtime
-        self._load_turns = load_turns or asyncio.Lock()
         self._kind = kind
         self.tp = tp
         self._hosted = hosted
@@ -210,7 +205,8 @@ class Shard(Generic[Core]):
         partition = self.partition
         try:
             await self._await_committed(partition.epoch_start_offset)
-            count = await load(partition, partial(self._kind.replay, self.core), self._load_turns)
+            steps = load(partition, partial(self._kind.replay, self.core))
+            count = await self._runtime.loads.finish(steps)
             await self._kind.prepare(self)
             if not self._unloaded:
                 self._loaded(count)

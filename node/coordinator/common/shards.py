@@ -56,7 +56,6 @@ class Shards(Generic[Core]):
     def __post_init__(self) -> None:
         self._topic = self.kind.topic
         self._shards: dict[int, Shard[Core]] = {}
-        self._load_turns = asyncio.Lock()
         self._waiting: list[asyncio.Future[None]] = []
 
     # What the node calls.
@@ -113,14 +112,7 @@ class Shards(Generic[Core]):
                 continue
             if not _leads(hosted.partition, record.leader_epoch):
                 continue
-            shard = Shard(
-                self.runtime,
-                self.kind,
-                tp,
-                hosted,
-                record.leader_epoch,
-                load_turns=self._load_turns,
-            )
+            shard = Shard(self.runtime, self.kind, tp, hosted, record.leader_epoch)
             self._shards[number] = shard
             shard.load(self._wake)
         self._wake()

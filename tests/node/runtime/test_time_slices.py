@@ -102,6 +102,16 @@ def test_many_works_share_one_slice_a_turn(turns) -> None:
     assert slices._works == type(slices._works)()
 
 
+def test_a_turn_is_used_by_others_when_one_ends_or_waits(turns) -> None:
+    slices, works = TimeSlices(turns, turns.clock), [Counted(40) for _ in range(5)]
+    results = [slices.run(work.steps()) for work in works]
+    waiting = slices.run(Counted(1000).steps(), lambda: Memory(3))
+    results.append(slices.run(Counted(40).steps()))
+    turns.turn()
+    assert [result.result() for result in results] == ["made"] * 6
+    assert not waiting.done() and not turns.calls
+
+
 def test_what_is_cancelled_ends_where_it_is(turns) -> None:
     slices = TimeSlices(turns, turns.clock)
     work, other = Counted(1000), Counted(100)

@@ -3,7 +3,6 @@ crash on the way leaves what can be deleted again."""
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from functools import partial
 from typing import Any, cast
@@ -33,6 +32,7 @@ from kept.node.coordinator.groups.sweeps import SLICE_RECORDS, ExpirySweep
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.groups.group_offsets import PART, GroupOffsetsHandler
 from kept.node.security.session import ALLOW_ALL, Session
+from kept.steps import finished
 from kept.storage.records import headers
 from kept.storage.records import records as read_records
 from tests.support.coordinators import TOPIC_ID, ShardFixture, offsets
@@ -335,7 +335,7 @@ async def test_after_a_crash_on_the_way_the_group_can_be_deleted_again() -> None
     assert not waiting.done()
     again = GroupCore(ev.GroupSettings())
     replay: Any = partial(GroupCoordinator.replay, again)
-    await load(f.partition, replay, asyncio.Lock())  # type: ignore[arg-type]
+    finished(load(f.partition, replay))  # type: ignore[arg-type]
     again.loaded(0)
     assert len(dict(again.appended)) == len(dict(again.committed)) == MANY - SLICE_RECORDS
     assert again.describe("large").state == "Empty"

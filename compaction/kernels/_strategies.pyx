@@ -23,7 +23,7 @@ KERNEL = "cython"
 
 cdef enum:
     BLOCK = 128  # keys hashed, and their slots prefetched, before the first of them is looked at
-    # kept.compaction.strategy.Kind
+    # kept.compaction.strategy.RuleKind
     LATEST = 0
     LATEST_N = 1
     TIMESTAMP = 2

@@ -20,7 +20,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Self
 
 DETAILS_IN_LOG: Final = "; the node's log has the details"
 _SHORTAGES: Final = frozenset(
@@ -35,6 +35,13 @@ class KeptError(Exception):
     def told(self) -> str:
         """The message as clients may have it: without paths of this machine."""
         return str(self)
+
+    def without_frames(self) -> Self:
+        """Itself, to be kept as a value: without its traceback and the error it came from. Their
+        frames hold what they made, itself too, which then only the garbage collector would free.
+        """
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+        return self
 
 
 class PeerError(KeptError):

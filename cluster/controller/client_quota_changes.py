@@ -41,7 +41,7 @@ def alter_client_quotas(
         try:
             check_alteration(alteration)
         except KeptError as error:
-            results[entity] = error.with_traceback(None)
+            results[entity] = error.without_frames()
             continue
         results[entity] = None
         current = image.quotas.get(entity, {})

@@ -77,7 +77,7 @@ def alter_credentials(image: Image, changes: Iterable[Deletion | Upsertion]) -> 
                 records[user] = _record(image, change)
                 errors[user] = None
         except KeptError as error:
-            errors[user] = error.with_traceback(None)
+            errors[user] = error.without_frames()
     return Alterations(errors, tuple(records.values()))
 
 

@@ -71,7 +71,10 @@ class TopicCreation:
         (created,) = response.topics
         error = failure(int(created.error_code), f"CreateTopics of {name}", created.error_message)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
 
     async def create_internal(self, name: str) -> None:
         """Create an internal topic unless it exists. Raises as :meth:`create`."""

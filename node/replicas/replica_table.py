@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kept.cluster.controller.topics import MAX_TOPIC_NAME_LENGTH
 from kept.storage.errors import MachineError, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class ReplicaTable:
         topic = self.by_name.get(tp.topic.encode())
         if topic is not None:
             raise topic.absent(tp.partition)
-        raise UnknownTopicOrPartition(f"no topic {tp.topic!r}")
+        raise no_topic(tp.topic)
 
     def is_offline(self, topic: str, partition: int) -> bool:
         """Whether the directory of a replica here failed."""
@@ -76,3 +77,14 @@ class ReplicaTable:
             ):
                 return directory
         return None
+
+
+def no_topic(name: str) -> UnknownTopicOrPartition:
+    """That there is no topic of this name. A request may name it once and ask for thousands of its
+    partitions, which get an error each, so none repeats what no topic can be called.
+    """
+    if len(name) > MAX_TOPIC_NAME_LENGTH:
+        return UnknownTopicOrPartition(
+            f"no topic has a name of {len(name)} characters: {MAX_TOPIC_NAME_LENGTH} are the most"
+        )
+    return UnknownTopicOrPartition(f"no topic {name!r}")

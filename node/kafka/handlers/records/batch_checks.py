@@ -116,9 +116,9 @@ class BatchChecks:
             except InflatesBeyondLimit as error:
                 if bound < hosted.rules.max_inflated_bytes:
                     return outcomes, _next_bound(error, bound)
-                outcomes.append(error)
+                outcomes.append(error.without_frames())
             except KeptError as error:
-                outcomes.append(error)
+                outcomes.append(error.without_frames())
         return outcomes, 0
 
     def _checked(self, drawn_bytes: int, finished: Any) -> None:

@@ -29,6 +29,7 @@ from kept.node.kafka.handlers.records.delayed_produce import (
     write_staged,
 )
 from kept.node.kafka.handlers.transactions.transactional_produce import Verification
+from kept.node.replicas.replica_table import no_topic
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import bugs
 from kept.node.runtime.time_slices import IN_PLACE_STEPS, LOOP_BYTES, LOOP_TOTAL_BYTES, SlicedTask
@@ -43,7 +44,6 @@ from kept.storage.errors import (
     TopicAuthorizationFailed,
     TransactionalIdAuthorizationFailed,
     UnknownTopicId,
-    UnknownTopicOrPartition,
     UnsupportedCompressionType,
 )
 from kept.storage.records import check
@@ -196,7 +196,7 @@ class ProduceHandler:
                 except InflatesBeyondLimit as error:
                     return error.told_bytes or 0
                 except KeptError as error:
-                    outcomes.append(error.with_traceback(None))  # which would hold this frame
+                    outcomes.append(error.without_frames())  # which would hold this frame
                 else:
                     walked += checked.area_bytes
                     outcomes.append(checked)
@@ -249,7 +249,7 @@ class ProduceHandler:
                     try:
                         hosted = find(self._table, name, data.partition, version)
                     except KeptError as error:  # it may have gone since it was checked
-                        outcomes[place] = error.with_traceback(None)
+                        outcomes[place] = error.without_frames()
                     else:
                         batches[place] = hosted, outcome
                 place += 1
@@ -325,7 +325,7 @@ class ProduceHandler:
                     try:
                         hosted = find(self._table, name, data.partition, produced.version)
                     except KeptError as error:  # it may have gone since it was checked
-                        outcome = error
+                        outcome = error.without_frames()
                 guard = guards.get(done)
                 self._append(connection, produced, hosted, data.partition, outcome, guard, now_ms)
                 done += 1
@@ -420,11 +420,12 @@ class ProduceHandler:
         now_ms: int,
     ) -> None:
         """Stage a batch that passed its check, or note why it is refused."""
+        if isinstance(checked, KeptError):
+            produced.refused(index, checked, hosted)
+            return
+        assert hosted is not None
+        partition = hosted.partition
         try:
-            if isinstance(checked, KeptError):
-                raise checked
-            assert hosted is not None
-            partition = hosted.partition
             info = partition.append(checked, now_ms, produced.acks, guard)
         except KeptError as error:
             produced.refused(index, error, hosted)
@@ -448,7 +449,7 @@ class ProduceHandler:
                     hosted = self._find(connection, name, data.partition, version)
                     jobs.append((_batch(frame, data, version, hosted), hosted))
                 except KeptError as error:
-                    jobs.append(error)
+                    jobs.append(error.without_frames())
         return jobs
 
     def _check_in_thread(  # noqa: PLR0917
@@ -512,7 +513,7 @@ def find(table: ReplicaTable, name: bytes, index: int, version: int) -> LocalRep
     else:
         topic = table.by_name.get(name)
         if topic is None:
-            raise UnknownTopicOrPartition(f"no topic {name.decode('utf-8', 'replace')!r}")
+            raise no_topic(name.decode("utf-8", "replace"))
     hosted = topic.partitions.get(index)
     if hosted is None:
         raise topic.absent(index)

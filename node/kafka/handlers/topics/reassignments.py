@@ -69,7 +69,7 @@ class _Decided:
             records = decision(image, tp, wish)
         except (PeerError, RetriableError) as error:
             # Without its frames: thousands of them keep the collector of garbage busy.
-            self.outcomes.append((tp, error.with_traceback(None)))
+            self.outcomes.append((tp, error.without_frames()))
             return image
         self.outcomes.append((tp, None))
         if records:

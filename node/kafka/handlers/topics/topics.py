@@ -336,7 +336,7 @@ def _resolve(
             may_see = deletes_all or name is None or ctx.may(*_DESCRIBE, name)
             topic = _find(image, name, topic_id, counts, may_see=may_see)
         except KeptError as error:
-            errors[name, topic_id] = error
+            errors[name, topic_id] = error.without_frames()
             continue
         if deletes_all or ctx.may(AclOperation.DELETE, AclResourceType.TOPIC, topic.name):
             topics.append(topic)

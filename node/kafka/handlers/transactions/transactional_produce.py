@@ -167,7 +167,7 @@ class TransactionalBatches:
                     now_ms=now_ms,
                 )
             except KeptError as error:
-                outcomes[place] = error.with_traceback(None)
+                outcomes[place] = error.without_frames()
                 continue
             if guard is not None:
                 verification.guards[place] = guard

@@ -39,7 +39,7 @@ class Asker:
             runtime__loop=loop,
             runtime__now_ms=lambda: 0,
             runtime__in_thread=self._in_thread,
-            runtime__slices=TimeSlices(loop),
+            runtime__slices=TimeSlices(loop, lambda: 0.0),
             cluster_link__out_of_touch=False,
             hints__endpoints=lambda *_: [],
             hints__current_leader=lambda *_: None,

@@ -185,22 +185,25 @@ def elect_leaders(
         ]
     what = "ElectLeaders"
     values = {"election_type": kind, "topic_partitions": topics, "timeout": timeout_ms}
-    (response,) = yield [
-        Call(
-            ApiKey.ELECT_LEADERS,
-            values,
-            ToController(),
-            what=what,
-            timeout_ms=timeout_ms,
-            check=_top(what),
-            repeatable=False,
-        )
-    ]
+    (response,) = yield [_once(ApiKey.ELECT_LEADERS, values, what, timeout_ms)]
     return [
         _outcome(TopicPartition(str(r.topic), int(p.partition_id)), what, p, ELECTION_NOT_NEEDED)
         for r in response.replica_election_results
         for p in r.partition_result
     ]
+
+
+def _once(key: ApiKey, values: dict[str, Any], what: str, timeout_ms: int) -> Call:
+    """A change by the controller that is not asked for again where it may have been made."""
+    return Call(
+        key,
+        values,
+        ToController(),
+        what=what,
+        timeout_ms=timeout_ms,
+        check=_top(what),
+        repeatable=False,
+    )
 
 
 def _outcome(tp: TopicPartition, what: str, result: Any, not_needed: int) -> Outcome:
@@ -226,17 +229,7 @@ def reassign(
     ]
     what = "AlterPartitionReassignments"
     values = {"timeout": timeout_ms, "allow_replication_factor_change": True, "topics": topics}
-    (response,) = yield [
-        Call(
-            ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-            values,
-            ToController(),
-            what=what,
-            timeout_ms=timeout_ms,
-            check=_top(what),
-            repeatable=False,
-        )
-    ]
+    (response,) = yield [_once(ApiKey.ALTER_PARTITION_REASSIGNMENTS, values, what, timeout_ms)]
     return [
         _outcome(TopicPartition(str(t.name), int(p.partition_index)), what, p, NO_REASSIGNMENT)
         for t in response.responses

@@ -23,7 +23,7 @@ from kept.cluster.metadata.wal import (
 )
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData
-from kept.storage.inspect.finding import Finding
+from kept.storage.inspect.findings import Finding
 
 _T = TypeVar("_T")
 

@@ -23,7 +23,7 @@ from kept.storage.checkpoints import read_properties
 from kept.storage.disk import Disk, parent
 from kept.storage.errors import DamagedData
 from kept.storage.inspect.check import LOG_DIRECTORY, check_directory
-from kept.storage.inspect.finding import Finding
+from kept.storage.inspect.findings import Finding
 from kept.storage.types import decimal_number
 
 METADATA_DIRECTORY: Final = "meta"

@@ -16,8 +16,8 @@ from kept.cluster.controller.heartbeats import ReplicaLog
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, ResourceType
 from kept.node.metadata.internal_topics import COORDINATED
+from kept.node.replicas.closed_replicas import LeftClosed
 from kept.node.replicas.dirty_logs import DirtyLogs
-from kept.node.replicas.left_closed import LeftClosed
 from kept.node.replicas.local_replica import LocalDirectory, LocalReplica, LocalTopic
 from kept.node.replicas.log_lifecycle import LogLifecycle
 from kept.node.replicas.log_opener import LogOpener, Opened, Opening

@@ -4,7 +4,7 @@ Reads only; the node must not run. Works on ours and on Apache Kafka's directori
 or a whole entry of ``log.dirs``. A finding is either damage (bytes that are not what they must be)
 or a note: what an unclean stop leaves and the next start repairs. A bad end of the last segment is
 a note only where an unclean stop can have left it: there is no mark of a clean stop, and no whole
-batch follows. Files that are gone are damage, too (:mod:`kept.storage.inspect.missing`).
+batch follows. Files that are gone are damage, too (:mod:`kept.storage.inspect.lost_files`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 from kept.storage import checkpoints, layout
 from kept.storage.disk import Disk, parent
 from kept.storage.errors import CorruptMessage, DamagedData, InvalidRecord
-from kept.storage.inspect.finding import Finding
-from kept.storage.inspect.missing import (
+from kept.storage.inspect.findings import Finding
+from kept.storage.inspect.lost_files import (
     Checkpointed,
     lost_segments,
     missing_logs,

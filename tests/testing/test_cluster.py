@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -224,17 +225,22 @@ def test_that_has_it_again(kept_broker):
 """
 
 
-@pytest.mark.slow
-def test_the_plugin_in_a_users_project(tmp_path):
-    (tmp_path / "test_user.py").write_text(USER_TESTS)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+def run_tests(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """pytest, as a user runs it, over a module of tests."""
+    (folder / "test_user.py").write_text(program)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)],
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=folder,
         timeout=280,
         check=False,
     )
+
+
+@pytest.mark.slow
+def test_the_plugin_in_a_users_project(tmp_path):
+    done = run_tests(tmp_path, USER_TESTS)
     assert "1 failed, 5 passed, 1 error" in done.stdout, done.stdout + done.stderr
     assert "was dead before this one" in done.stdout
     assert "kept node 0 on localhost:" in done.stdout, "the log is part of the report"
@@ -269,15 +275,7 @@ def test_that_looks():
 
 
 def test_a_cluster_that_does_not_stop_leaves_no_other_running(tmp_path):
-    (tmp_path / "test_user.py").write_text(CLUSTERS_THAT_DO_NOT_STOP)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=280,
-        check=False,
-    )
+    done = run_tests(tmp_path, CLUSTERS_THAT_DO_NOT_STOP)
     assert "2 passed, 1 error" in done.stdout, done.stdout + done.stderr
     assert "it did not stop" in done.stdout
 

@@ -11,7 +11,7 @@ from kept.cli.dumps import as_object
 from kept.cli.dumps import dump as entries
 from kept.cli.output import counted, json_line, show_json, write
 from kept.cli.shell import Failure, Group, examples, for_each, json_option
-from kept.storage.inspect.finding import Finding
+from kept.storage.inspect.findings import Finding
 
 
 @click.group(cls=Group, epilog=examples("kept log check data"))

@@ -17,7 +17,7 @@ from kept.cluster.metadata.records import (
     ResourceType,
     TopicRecord,
 )
-from kept.node.replicas import left_closed, log_lifecycle
+from kept.node.replicas import closed_replicas, log_lifecycle
 from kept.node.replicas.local_replica import LocalDirectory
 from kept.node.replicas.log_dir_failures import LogDirFailureChannel
 from kept.node.replicas.log_lifecycle import LogLifecycle
@@ -450,7 +450,7 @@ def started_again(lone_node, tmp_path, monkeypatch, cause: str):
         partition.write()
     first.stop()
     if cause == "limit":
-        monkeypatch.setattr(left_closed, "replica_limit", lambda: 1)
+        monkeypatch.setattr(closed_replicas, "replica_limit", lambda: 1)
         monkeypatch.setattr(log_lifecycle, "RETRY_S", 0.05)
     else:
         real = Log.open
@@ -504,7 +504,7 @@ def test_a_retry_while_the_start_opens_logs_goes_by_the_limit(lone_node, tmp_pat
     retried, real_open, real_retry = threading.Event(), Log.open, LogLifecycle._retry
 
     def open_log(directory, tp, *arguments, **more):
-        if tp.topic == "open" and left_closed.replica_limit() == 1:  # not the node before
+        if tp.topic == "open" and closed_replicas.replica_limit() == 1:  # not the node before
             assert retried.wait(WAIT_S)
         return real_open(directory, tp, *arguments, **more)
 

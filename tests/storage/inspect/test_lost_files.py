@@ -13,7 +13,7 @@ from kept.client.client import OutRecord
 from kept.storage import checkpoints, layout
 from kept.storage.disk import Disk
 from kept.storage.inspect.check import check_directory
-from kept.storage.inspect.finding import Finding
+from kept.storage.inspect.findings import Finding
 from kept.storage.types import TopicPartition
 
 SEGMENTS, RECORDS = 7, 3

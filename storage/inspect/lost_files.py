@@ -18,7 +18,7 @@ from kept.storage import checkpoints, layout
 from kept.storage.directory import OWNER
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData
-from kept.storage.inspect.finding import Finding
+from kept.storage.inspect.findings import Finding
 from kept.storage.segments import time_index
 from kept.storage.types import MAX_INT32, TopicPartition
 

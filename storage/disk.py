@@ -157,8 +157,9 @@ class Reopenable(Protocol):
 
 
 def _failing(path: str, operation: str, error: OSError) -> OSError | MachineError:
-    if isinstance(error, FileNotFoundError):
-        return error
+    if isinstance(error, FileNotFoundError):  # another one: an error that is its own cause stays
+        name, other = error.filename, error.filename2
+        return FileNotFoundError(error.errno, error.strerror, name, None, other)
     if error.errno in EXHAUSTED:
         return ResourceExhausted(path, operation, error)
     return MachineError(path, operation, error)

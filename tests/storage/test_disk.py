@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import shutil
 import socket
@@ -249,3 +250,17 @@ def test_crashes_full_disks_and_rot_are_simulated() -> None:
     with pytest.raises(SimulatedCrash):
         disk.unlink("/f")
     assert disk.exists("/f")
+
+
+def test_a_file_that_is_not_there_leaves_no_error_behind(tmp_path):
+    disk, missing = Disk({}), str(tmp_path / "missing")
+    gc.collect()
+    gc.disable()
+    try:
+        for call in (disk.read, disk.listdir, lambda path: disk.rename(path, f"{path}-2")):
+            with contextlib.suppress(FileNotFoundError):
+                call(missing)
+        left = [one for one in gc.get_objects() if isinstance(one, FileNotFoundError)]
+    finally:
+        gc.enable()
+    assert not [one for one in left if one.filename == missing]

@@ -156,11 +156,22 @@ class FollowerReplica:
 
     def cut_to_fetch_again(self, offset: int) -> None:
         """As :meth:`truncate_to`, of records that the leader has: one here is damaged or was taken
-        away. The epochs agree up to the log's end, so nothing is lost with what is cut.
+        away. The epochs agree up to the log's end, so nothing is lost with what is cut: where a
+        damaged header hides the record, its whole segment goes.
         """
         self._check_not_leading()
         self._prepare(offset)
-        self._cut(offset)
+        try:
+            self._cut(offset)
+        except DamagedData as error:
+            log = self.log
+            base = log.segments[log.segments.floor(offset)].base_offset
+            start = max(base, log.log_start_offset)
+            logger.warning("%s: all from %d on is fetched again", error, start)
+            if base >= start:
+                self._cut(base)
+            else:
+                self._start_at(start)
 
     def _prepare(self, offset: int) -> None:
         listener = self.replica.listener
@@ -192,10 +203,13 @@ class FollowerReplica:
     def start_at(self, offset: int) -> None:
         """Drop everything; the log starts at ``offset``. Blocks. Raises as :meth:`truncate_to`."""
         self._check_not_leading()
-        before = self.log.log_start_offset, self.log.log_end_offset
         # The leader's retention is past our end; but after an unclean election the leader had
         # others at the offsets of ours, and from where on nobody can tell any more.
         self._before_loss(self.log.log_start_offset if self.replica.may_lose else offset)
+        self._start_at(offset)
+
+    def _start_at(self, offset: int) -> None:
+        before = self.log.log_start_offset, self.log.log_end_offset
         try:
             self.log.truncate_fully_and_start_at(offset)
         except MachineError as error:

@@ -80,8 +80,10 @@ def _truncate_to(log: Log, offset: int) -> None:
     logger.info("%s: truncating to %d", log, offset)
     gone = [s for s in log.segments if s.base_offset > offset]
     active = log.segments[len(log.segments) - len(gone) - 1]
-    batch = active.locate(offset)
-    size_bytes = active.size_bytes if batch is None else batch[0]
+    size_bytes = 0  # at its base the whole segment goes: it is not read, and may be damaged
+    if offset > active.base_offset:
+        batch = active.locate(offset)
+        size_bytes = active.size_bytes if batch is None else batch[0]
     end_offset = active.end_below(size_bytes)
     log.before_cut(end_offset, min(log.recovery_point, end_offset))
     try:

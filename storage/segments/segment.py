@@ -299,8 +299,11 @@ class Segment:
         cut on; from all of them where there is none, or it does not lead to its batch (rule 23).
         The index files are stale from now on.
         """
-        self.load_index()
-        self.load_time_index()
+        if size_bytes:
+            self.load_index()
+            self.load_time_index()
+        else:  # nothing of them is needed, and damage may keep them from being made anew
+            self.reset_indexes()
         self._disk.truncate(self.file, size_bytes)
         self.size_bytes = size_bytes
         self.flushed = False
@@ -366,8 +369,10 @@ class Segment:
         """Where the log ends once the file is cut at ``position``, where a batch begins; the base
         where the batches do not tell. Reads what :meth:`cut` will.
         """
-        self.load_index()
         end = self.base_offset
+        if not position:
+            return end
+        self.load_index()
         try:
             for batch in self.walk(self.index.position_floor(position - 1), position):
                 end = batch[3] + 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from kept.replication.effects import LogTruncated, LostRecord, RecordsLost
+from kept.storage import layout
 from kept.storage.checkpoints import read_epochs
 from tests.replication.trio import Node
 from tests.support import partitions as tools
@@ -199,6 +200,45 @@ def test_what_is_cut_to_be_fetched_again_is_not_reported_as_lost(nodes) -> None:
     assert b.partition.high_watermark == 4
     b.fetch(a, rounds=3)
     assert b.batches() == a.batches() == [(0, 4, 1), (4, 7, 1)]
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize(("segment", "log_start"), [(0, 0), (0, 1), (1, 0), (1, 1), (1, 5)])
+def test_where_a_damaged_header_hides_the_record_its_segment_is_fetched_again(
+    nodes, segment, log_start, index
+) -> None:
+    """No try would find the place: the replica would stay out of the ISR for good."""
+    a, b, _ = nodes
+    r = (A, B)
+    a.lead(1, r)
+    b.follow(A, 1, r)
+    for _ in range(2):
+        tools.produce(a.partition, 2)
+        tools.produce(a.partition, 2)
+        b.fetch(a, rounds=2)
+        a.partition.log.roll(tools.NOW)
+        b.partition.log.roll(tools.NOW)
+    tools.produce(a.partition, 3)
+    b.fetch(a, rounds=3)
+    if log_start:
+        a.partition.delete_records(log_start)
+        b.fetch(a, rounds=2)
+    log = b.partition.log
+    assert log.segments.bases == [0, 4, 8] and log.log_start_offset == log_start
+    damaged = log.segments[segment]
+    b.disk.writev(damaged.file, [bytes(64)], 0)
+    if not index:
+        damaged.index.unload()
+        b.disk.unlink(damaged.path(layout.INDEX))
+    b.effects.clear()
+    b.partition.follower.cut_to_fetch_again(damaged.base_offset + 2)
+    start = max(damaged.base_offset, log_start)
+    assert b.effects == [LogTruncated(log_start, start)]
+    assert b.partition.high_watermark == b.partition.log_end_offset == start
+    b.fetch(a, rounds=4)
+    assert b.batches()[-1] == a.batches()[-1] == (8, 11, 1)
+    assert b.partition.log_end_offset == 11
+    b.partition.check_invariants()
 
 
 def test_a_replica_that_was_away_for_long_starts_where_the_leader_does(nodes) -> None:

@@ -177,6 +177,22 @@ def test_damage_that_hides_where_to_cut_is_told_before_anything_is_gone(kit) -> 
     assert log.log_end_offset == log.segments.active.next_offset
 
 
+@pytest.mark.parametrize("index", [True, False])
+def test_at_the_base_of_a_segment_damage_hides_nothing(kit, index) -> None:
+    disk, log = of_three_segments(kit)
+    base = log.segments.bases[1]
+    left = [batch for batch in kit.contents(log) if batch[0] < base]
+    overwrite(disk, log.segments[1], 0)
+    log.segments[1].index.unload()
+    if not index:
+        disk.unlink(log.segments[1].path(layout.INDEX))
+    log.truncate_to(base)
+    assert log.log_end_offset == base and kit.contents(log) == left
+    log.check_invariants()
+    kit.append(log, kit.batch(2))
+    assert kit.contents(kit.open_log(disk.after_kill())) == kit.contents(log)
+
+
 def test_damage_that_is_found_once_segments_are_gone_is_a_failure(kit, monkeypatch) -> None:
     """The log has no end to append at then: nobody may go on with it."""
     _, log = of_three_segments(kit)

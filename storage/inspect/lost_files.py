@@ -128,6 +128,8 @@ def _gaps(
         is_orphaned = any(base < orphan < following for orphan in orphans)
         if ends[base] >= following or is_far or is_orphaned or base in damaged:
             continue
+        if following <= known.log_start_offset:
+            continue  # nobody reads it: a power cut left some of what was to go
         why = f"ends at {ends[base]}, the next segment begins at {following}"
         was_durable = known.clean or following <= known.recovery_point
         file = layout.segment_file(path, base, layout.LOG)
@@ -160,6 +162,8 @@ def lost_segments(disk: Disk, path: str, ends: Mapping[int, int], known: Known) 
 
     def is_lost(base: int) -> bool:
         slot = bisect_right(bases, base)
+        if slot < len(bases) and bases[slot] <= known.log_start_offset:
+            return False
         is_behind = slot > 0 and ends[bases[slot - 1]] <= base
         return is_behind and (known.clean or base < known.recovery_point)
 

@@ -69,10 +69,14 @@ def report_missing(log: Log, traces: Traces, high_watermark: int, recovery_point
     checkpointed.
     """
     end = log.log_end_offset
-    within = [base for base in traces.orphans if log.segments.bases[0] < base < end]
-    for base in within:
-        upper = log.segments.bases[log.segments.floor(base) + 1 :]
-        _report(log, _index_alone(base), base, upper[0] if upper else end)
+    within = False
+    for base in traces.orphans:
+        if log.segments.bases[0] < base < end:
+            upper = log.segments.bases[log.segments.floor(base) + 1 :]
+            until = upper[0] if upper else end
+            if until > log.log_start_offset:  # else it was to go: nobody reads below the start
+                within = True
+                _report(log, _index_alone(base), base, until)
     newest = max(traces.snapshots, default=0)
     reached, proof = max(
         (high_watermark, layout.HIGH_WATERMARKS), (newest, f"{newest:020d}{layout.SNAPSHOT}")
@@ -84,7 +88,7 @@ def report_missing(log: Log, traces: Traces, high_watermark: int, recovery_point
     elif end >= recovery_point and traces.bereft:
         _report(log, f"there is a {layout.LEADER_EPOCHS} and no .log", end, None)
     else:
-        return bool(within) or end < recovery_point
+        return within or end < recovery_point
     return True
 
 

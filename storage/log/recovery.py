@@ -89,7 +89,7 @@ class _Opening:
                 self.disk.unlink(f"{self.directory}/{name}")
         return [by_base[base] for base in sorted(by_base)]
 
-    def open_clean(self, segment: Segment, next_base: int | None) -> bool:
+    def open_clean(self, segment: Segment, next_base: int | None, log_start: int) -> bool:
         """Open a segment that is known to be whole; False when its tail is not."""
         try:
             last_position = segment.open_closed()
@@ -101,7 +101,8 @@ class _Opening:
                 logger.warning("%s", damage)
                 return False
         if next_base is not None:
-            self._report_missing_tail(segment, last_position, next_base)
+            if next_base > log_start:
+                self._report_missing_tail(segment, last_position, next_base)
             segment.next_offset = next_base
             return True
         try:
@@ -218,7 +219,7 @@ class _Opening:
         for i, segment in enumerate(segments):
             next_base = segments[i + 1].base_offset if i + 1 < len(segments) else None
             flushed = next_base is not None and next_base <= durable_to
-            if (clean or flushed) and self.open_clean(segment, next_base):
+            if (clean or flushed) and self.open_clean(segment, next_base, log_start):
                 segment.flushed = True
                 if next_base is not None:
                     segment.close_file()

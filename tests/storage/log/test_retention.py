@@ -8,6 +8,8 @@ import pytest
 
 from kept.storage import layout
 from kept.storage.errors import DamagedData, OffsetOutOfRange, OutOfOrderSequenceNumber
+from kept.storage.inspect.lost_files import Known, lost_segments, missing_records
+from kept.storage.log.missing_files import find_traces, report_missing
 from kept.storage.types import LogConfig
 from tests.support.simulated_disk import SimulatedCrash
 
@@ -271,6 +273,57 @@ def test_a_crash_while_a_damaged_start_is_dropped_leaves_no_hole(
         assert log.log_start_offset == 13 and kit.contents(log) == written[13:]
         check_producer(log, 20)
         assert "lost" not in caplog.text, call
+
+
+@pytest.mark.parametrize("base", [0, 4, 10])
+def test_a_power_cut_while_a_damaged_start_is_dropped_loses_nothing(
+    kit, disk, make_log, caplog, base
+) -> None:
+    left, _, written = damaged(kit, disk, make_log, Damage(base, *MAGIC, layout.SNAPSHOT, False))
+    left = left.after_power_loss(0)  # all of it is durable
+    assert kit.contents(kit.open_log(left.after_kill(), log_start_offset=13)) == written[13:]
+    probe = left.after_kill()
+    kit.open_log(probe, recovery_point=20, log_start_offset=13)
+    for call in range(1, probe.calls + 1):
+        again = left.after_kill()
+        again.crash_at(call)
+        with pytest.raises(SimulatedCrash):
+            kit.open_log(again, recovery_point=20, log_start_offset=13)
+        for seed in range(8):
+            caplog.clear()
+            log = kit.open_log(again.after_power_loss(seed), recovery_point=20, log_start_offset=13)
+            assert log.log_start_offset == 13 and kit.contents(log) == written[13:], (call, seed)
+            check_producer(log, 20)
+            assert "lost" not in caplog.text, (call, seed)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("kinds", [(layout.LOG,), layout.SEGMENT_SUFFIXES])
+@pytest.mark.parametrize(("base", "is_lost"), [(2, False), (10, False), (14, True)])
+def test_what_lies_below_the_log_start_is_lost_to_nobody(  # noqa: PLR0917
+    kit, disk, make_log, caplog, base, is_lost, kinds, clean
+) -> None:
+    """A file system may bring back some of the names that were removed, in any order."""
+    log = make_log(config=LogConfig(segment_bytes=1000, retention_ms=-1))
+    for n in range(20):
+        kit.append(log, kit.batch(1, size=400, pid=7, epoch=0, sequence=n), leader_epoch=n // 5)
+    log.flush()
+    log.advance_log_start(13)
+    if clean:
+        log.close()
+    left = disk.after_kill()
+    leaves_index = is_lost and kinds == (layout.LOG,)
+    for kind in kinds:
+        left.unlink(layout.segment_file("/d/t-0", base, kind))
+    ends = {first: first + 2 for first in range(0, 20, 2) if first != base}
+    known = Known(clean, True, recovery_point=20, high_watermark=20, log_start_offset=13)
+    assert lost_segments(left, "/d/t-0", ends, known) == ({14} if leaves_index else set())
+    found = missing_records(left, "/d/t-0", ends, known, frozenset())
+    assert bool(found) is (is_lost and not leaves_index), found
+    traces = find_traces(left, "/d/t-0")
+    log = kit.open_log(left, recovery_point=20, log_start_offset=13, clean=clean)
+    assert report_missing(log, traces, 20, 20) is leaves_index
+    assert ("lost" in caplog.text) is is_lost
 
 
 @pytest.mark.parametrize("at", [LENGTH, MAGIC])

@@ -15,7 +15,7 @@ from kept.node.replicas.local_replica import LocalDirectory
 from kept.node.replicas.manifests import recover
 from kept.node.replicas.manifests.status import ManifestStatus
 from kept.storage.directory import Birth, ClosedLog
-from kept.storage.errors import KeptError, MachineError, ResourceExhausted
+from kept.storage.errors import MachineError, ResourceExhausted
 from kept.storage.types import LogConfig, TopicPartition
 
 if TYPE_CHECKING:
@@ -134,5 +134,7 @@ class LogOpener:
             producer_id_expiration_ms=self._config.current.producer_id_expiration_ms,
         )
         if state is not None:
-            state, known = recover.after(path, disk, state, alone, opened.log_end_offset)
+            state, known = recover.after(
+                path, disk, state, alone, opened.log_end_offset, segments=opened.segments
+            )
         return opened, state, known

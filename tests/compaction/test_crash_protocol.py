@@ -92,7 +92,9 @@ def start(w, disk):
         compacted_to=None if state is None or state.applied is None else state.end_offset,
     )  # fmt: skip
     if state is not None:
-        state, known = recover.after(w.path, disk, state, False, w.log.log_end_offset)
+        state, known = recover.after(
+            w.path, disk, state, False, w.log.log_end_offset, segments=w.log.segments
+        )
     w.state = state or applying.CompactionState()
     return known
 

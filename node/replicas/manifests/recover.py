@@ -7,6 +7,7 @@ what it holds. Blocks: for the threads that open logs. A log without a manifest 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kept.node.replicas.manifests.status import ManifestStatus, ref_of
@@ -17,6 +18,8 @@ from kept.storage.errors import DamagedData
 
 if TYPE_CHECKING:
     from kept.compaction.manifest.apply import CompactionState
+    from kept.compaction.manifest.manifest import Manifest
+    from kept.storage.segments.segment import Segment
 
 
 def before(path: str, disk: Disk, alone: bool) -> tuple[CompactionState | None, ManifestStatus]:
@@ -39,12 +42,20 @@ def before(path: str, disk: Disk, alone: bool) -> tuple[CompactionState | None, 
 
 
 def after(
-    path: str, disk: Disk, state: CompactionState, alone: bool, log_end_offset: int
+    path: str,
+    disk: Disk,
+    state: CompactionState,
+    alone: bool,
+    log_end_offset: int,
+    *,
+    segments: Sequence[Segment],
 ) -> tuple[CompactionState | None, ManifestStatus]:
     """The log was opened, and a swap completed: make the mark say so, and read what is held.
 
     A log that ends below what is held lost its tail in a power cut, or was not fetched so far.
     Whatever comes there next may not be what was compacted: the manifest counts no more (C15).
+    Nor does it where one of the ``segments`` is shorter than it was left: it was cut since. With
+    the manifest that its leader sends the replica finds which records are to be fetched again.
     """
     from kept.compaction.manifest import apply, manifest_store
 
@@ -54,7 +65,9 @@ def after(
             applied = None
         else:
             manifest_store.applied(path, disk, state.applied)
-            applied = ref_of(manifest_store.body(path, disk, state.applied))
+            body = manifest_store.body(path, disk, state.applied)
+            _check_sizes(path, body, segments)
+            applied = ref_of(body)
         newest = manifest_store.load(path, disk)
         complete = manifest_store.is_complete(path, disk)
     except manifest_store.GivenUp:
@@ -82,6 +95,24 @@ def after(
         )
         return None, _lost(path, disk, alone)
     return (None if applied is None else state), status
+
+
+def _check_sizes(path: str, body: Manifest, segments: Sequence[Segment]) -> None:
+    """Raises DamagedData for a segment that has less than the applied manifest recorded: a file
+    that was cut between two batches, or removed, shows it in no other way where compaction may have
+    left gaps. Retention takes the oldest segments only.
+    """
+    sizes = {segment.base_offset: segment.size_bytes for segment in segments}
+    first = min(sizes, default=body.end_offset)
+    for output in body.segments:
+        size = sizes.get(output.base_offset, 0)
+        if output.base_offset >= first and size < output.size_bytes:
+            why = (
+                f"it has {size} bytes, and compaction left {output.size_bytes} in generation "
+                f"{body.generation}: records are lost here"
+            )
+            log_file = layout.segment_file(path, output.base_offset, layout.LOG)
+            raise DamagedData(log_file, size, -1, why)
 
 
 def _lost(path: str, disk: Disk, alone: bool) -> ManifestStatus:

@@ -133,7 +133,9 @@ def test_until_the_base_is_in_place_a_start_knows_that_something_was_lost(damage
     assert hosted.manifests.retry()
     until(lone, lambda: core.has_offered)
     state, known = recover.before(path, disk, False)
-    state, known = recover.after(path, disk, state, False, 2)
+    state, known = recover.after(
+        path, disk, state, False, 2, segments=hosted.partition.log.segments
+    )
     assert known.held == known.applied == core.held and not known.lost
 
 
@@ -165,13 +167,19 @@ def test_a_log_that_ends_below_its_manifest_relies_on_none(damaged, alone):
         hosted.partition.log.directory,
     )
     until(lone, lambda: core.has_offered)
-    end = core.held.end_offset
+    end, segments = core.held.end_offset, hosted.partition.log.segments
     state, _ = recover.before(path, disk, alone)
-    assert recover.after(path, disk, state, alone, end)[1].applied == core.applied
-    state, known = recover.after(path, disk, state, alone, end - 1)
+    assert (
+        recover.after(path, disk, state, alone, end, segments=segments)[1].applied == core.applied
+    )
+    state, known = recover.after(path, disk, state, alone, end - 1, segments=segments)
     assert state is None and known == ManifestStatus(lost=not alone)
     state, found = recover.before(path, disk, alone)
-    assert (found if state is None else recover.after(path, disk, state, alone, end)[1]) == known
+    assert (
+        found
+        if state is None
+        else recover.after(path, disk, state, alone, end, segments=segments)[1]
+    ) == known
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -187,7 +195,7 @@ def test_what_was_given_up_is_no_damage_at_the_next_start(damaged, monkeypatch, 
         hosted.partition.log.directory,
     )
     until(lone, lambda: core.has_offered)
-    end = core.held.end_offset
+    end, segments = core.held.end_offset, hosted.partition.log.segments
     said = []
     for level in ("info", "warning", "error"):
         monkeypatch.setattr(
@@ -199,7 +207,7 @@ def test_what_was_given_up_is_no_damage_at_the_next_start(damaged, monkeypatch, 
         state, found = recover.before(path, disk, alone)
         if state is None:
             return found
-        return recover.after(path, disk, state, alone, end)[1]
+        return recover.after(path, disk, state, alone, end, segments=segments)[1]
 
     manifest_store.lose(path, disk)
     for _ in range(2):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kept.compaction.manifest import apply, manifest_store
+from kept.compaction.manifest.manifest import BitMap, OutputSegment
 from kept.node.replicas.manifests import recover
 from kept.node.replicas.manifests.status import ManifestStatus
 from kept.replication.manifests_events import ManifestRef
@@ -19,6 +20,11 @@ from tests.support.simulated_disk import SimulatedDisk
 PATH = "/d/t-0"
 OLD = ManifestRef(Generation(3, 1), 100)
 NEW = ManifestRef(Generation(3, 2), 200)
+
+
+def body(ref: ManifestRef, *segments: OutputSegment) -> Any:
+    """A manifest of that name."""
+    return Given(generation=ref.generation, end_offset=ref.end_offset, segments=segments)
 
 
 @pytest.fixture
@@ -68,9 +74,9 @@ def test_what_is_applied_or_held_counts_up_to_the_logs_end(disk, monkeypatch, fo
     state: Any = Given(applied=None if applied is None else applied.generation)
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
     monkeypatch.setattr(manifest_store, "applied", lambda *given: marked.append(given[2]))
-    monkeypatch.setattr(manifest_store, "body", lambda *_: applied)
+    monkeypatch.setattr(manifest_store, "body", lambda *_: body(applied))
     monkeypatch.setattr(manifest_store, "load", lambda *_: held)
-    left, status = recover.after(PATH, disk, state, False, log_end)
+    left, status = recover.after(PATH, disk, state, False, log_end, segments=[])
     assert status == (ManifestStatus(lost=True) if lost else ManifestStatus(held, applied))
     assert left is (None if lost or applied is None else state)
     assert marked == ([] if applied is None else [applied.generation])
@@ -85,8 +91,43 @@ def test_whether_the_log_is_complete_is_known_of_what_is_held_and_not_applied(
     state: Any = Given(applied=applied.generation)
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
     monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
-    monkeypatch.setattr(manifest_store, "body", lambda *_: applied)
+    monkeypatch.setattr(manifest_store, "body", lambda *_: body(applied))
     monkeypatch.setattr(manifest_store, "load", lambda *_: NEW)
     monkeypatch.setattr(manifest_store, "is_complete", lambda *_: True)
-    _, status = recover.after(PATH, disk, state, False, log_end)
+    _, status = recover.after(PATH, disk, state, False, log_end, segments=[])
     assert status.complete is complete
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wrong"),
+    [
+        ({0: 500, 40: 300, 100: 7}, None),
+        ({40: 300, 100: 7}, None),  # retention took the first
+        ({40: 301, 100: 7}, None),
+        ({0: 500, 40: 299, 100: 7}, (40, 299)),
+        ({0: 500, 100: 7}, (40, 0)),
+        ({0: 0, 40: 300}, (0, 0)),
+    ],
+)
+def test_a_segment_that_was_cut_since_it_was_compacted_is_noticed(
+    disk, monkeypatch, capsys, sizes, wrong
+):
+    """Its gaps tell nothing, so that nobody else would notice."""
+    outputs = [
+        OutputSegment(0, 40, BitMap([1]), size_bytes=500),
+        OutputSegment(40, 100, BitMap([1]), size_bytes=300),
+    ]
+    state: Any = Given(applied=OLD.generation)
+    monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
+    monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
+    monkeypatch.setattr(manifest_store, "body", lambda *_: body(OLD, *outputs))
+    monkeypatch.setattr(manifest_store, "load", lambda *_: OLD)
+    segments: Any = [Given(base_offset=base, size_bytes=size) for base, size in sizes.items()]
+    left, status = recover.after(PATH, disk, state, False, 100, segments=segments)
+    said = capsys.readouterr().err
+    if wrong is None:
+        assert left is state and status == ManifestStatus(OLD, OLD) and not said
+    else:
+        base, size = wrong
+        assert left is None and status == ManifestStatus(lost=True)
+        assert f"{base:020}.log: damaged at byte {size}" in said and "records are lost" in said

@@ -89,7 +89,7 @@ class LogOpener:
             created = self._one_by_one(new) if len(new) > 1 else [error]
         except MachineError as error:
             created = [error] * len(new)
-        except KeptError as error:
+        except Exception as error:  # noqa: BLE001 - a directory that was removed meanwhile, too
             created = self._one_by_one(new) if len(new) > 1 else [error]
         made = iter(created)
         for opening in several:

@@ -239,6 +239,32 @@ def test_a_directory_that_fails_in_a_creation_serves_none_of_its_new_logs(
     assert len(topic.partitions) == 4
 
 
+@pytest.mark.parametrize("logs_a_job", [1, 64])
+def test_a_log_whose_files_go_while_it_is_made_keeps_no_other_from_being_made(
+    two_directories, monkeypatch, logs_a_job
+):
+    """Somebody removes its directory: an error that nobody raises on purpose."""
+    start, first, _ = two_directories
+    lone = start()
+    monkeypatch.setattr(log_opener, "LOGS_A_JOB", logs_a_job)
+    real = Disk.listdir
+    gone: list[str] = []
+
+    def failing(disk, path):
+        if path.startswith(f"{first}/t-") and not gone:
+            gone.append(path)
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+        return real(disk, path)
+
+    monkeypatch.setattr(Disk, "listdir", failing)
+    lone.create("t", partitions=8)
+    topic = lone.node.parts.table.by_name[b"t"]
+    wanted = 7 if logs_a_job == 1 else 8  # of several, each is tried once more
+    lone.run(asyncio.wait_for(until(lambda: len(topic.partitions) == wanted), 60))
+    assert gone and len(topic.offline) == 8 - wanted
+    assert not lone.node.parts.replicas.left_closed.begun
+
+
 def test_a_log_that_was_removed_by_hand_is_told(lone_node, tmp_path, capfd):
     settings = {"log_dirs": str(tmp_path / "log"), "metadata_log_dir": str(tmp_path / "meta")}
     lone = lone_node(**settings)

@@ -94,6 +94,9 @@ class ManifestShell(Protocol):
     def lead(self, record: PartitionRecord) -> None:
         """This node leads."""
 
+    def resign_if_lost(self, record: PartitionRecord) -> None:
+        """Have another one lead, while this leader cannot read what it held."""
+
     def follow(self, record: PartitionRecord) -> None:
         """Another node leads, or none; or the ISR changed."""
 

@@ -72,7 +72,7 @@ class RoleChanges:
         self._counters = counters
         self._fetchers = fetchers
         self._alter_partition = alter_partition
-        self._alter_partition.on_still_lost = self.lost
+        self._alter_partition.on_still_lost = self._still_lost
         self._alter_partition.on_later_epoch_answered = self._request_later_epoch
         self._notifier = notifier
         self.on_roles_taken: list[Callable[[Image], None]] = []
@@ -215,6 +215,16 @@ class RoleChanges:
         self._fetchers.stop_following(tp)
         if self._identity.node_id in record.isr and len(record.isr) > 1:
             self._alter_partition.resign(tp, record)
+
+    def _still_lost(self, tp: TopicPartition, record: PartitionRecord | None) -> None:
+        """A replica resigned a while ago. One that was opened since stays; one that cannot lead
+        resigns again only while it is to lead: as follower it is fetched for.
+        """
+        hosted = self._table.replicas.get(tp)
+        if hosted is None or hosted.partition.offline is not None:
+            self.lost(tp, record)
+        elif self.serving and record is not None and record.leader == self._identity.node_id:
+            hosted.manifests.resign_if_lost(record)
 
     def leave(self, hosted: LocalReplica) -> None:
         """It is not hosted here any more."""

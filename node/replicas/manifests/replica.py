@@ -10,6 +10,9 @@ that of other logs keeps nobody waiting: a cut, an election and the end cancel i
 The leader of a partition applies what its own pass left; everybody else, and a leader that finishes
 what it held at a start, builds from the manifest (:mod:`kept.compaction.manifest.follow`). Nothing
 of ``kept.compaction`` is imported before there is a manifest.
+
+Long because what is stored, applied and cut for one replica is begun, awaited and given up in one
+place: each looks at what the others have under way.
 """
 
 from __future__ import annotations
@@ -58,6 +61,8 @@ if TYPE_CHECKING:
     from kept.node.replicas.manifests.workers import ManifestWork
 
 NEVER: Final = MAX_INT64
+DAMAGED: Final = "what this replica held is damaged: another one is to lead"
+LACKS_A_RECORD: Final = "a record that survives is missing here: another one is to lead"
 
 
 class ReplicaManifests:
@@ -134,19 +139,22 @@ class ReplicaManifests:
             self._context.identity.node_id,
         )
         self.step(event)
-        if core.lost and not core.has_offered and not core.making_base and not event.alone:
-            self._resign(record)
+        self.resign_if_lost(record)
         if core.held is not None:
             self._announce()
 
-    def _resign(self, record: PartitionRecord) -> None:
-        """What it held cannot be read, and may have been published: another one should lead."""
+    def resign_if_lost(self, record: PartitionRecord) -> None:
+        """Have another one lead, while this leader cannot read what it held and is not alone."""
+        core, alone = self.core, record.isr == (self._context.identity.node_id,)
+        if core.lost and not core.has_offered and not core.making_base and not alone:
+            self._resign(record, DAMAGED)
+
+    def _resign(self, record: PartitionRecord, why: str) -> None:
+        """What it held cannot be read, and may have been published, or cannot be applied: another
+        one should lead.
+        """
         tp = self._partition.topic_partition
-        log.error(
-            "what this replica held is damaged: another one is to lead",
-            topic=tp.topic,
-            partition=tp.partition,
-        )
+        log.error(why, topic=tp.topic, partition=tp.partition)
         self._context.alter_partition.resign(tp, record)
 
     def follow(self, record: PartitionRecord) -> None:
@@ -271,7 +279,7 @@ class ReplicaManifests:
         elif is_alone(self._partition.core, self._context.identity.node_id):
             self.step(ev.ManifestDamaged(ref, alone=True))
         elif record is not None and record.isr != (self._context.identity.node_id,):
-            self._resign(record)
+            self._resign(record, DAMAGED)
         else:
             self.retry_schedule.failed("manifest not applied", named(ref), error)
 
@@ -306,6 +314,7 @@ class ReplicaManifests:
             case ev.ReportMissing(ref, offset):
                 adopted = self._hosted.directory.directory.adopted
                 self.retry_schedule.missing(named(ref), offset, adopted=adopted)
+                self.retry_schedule.wait_no_longer()  # the log is cut before that is tried again
                 self.schedule_pull()
             case ev.TruncateLog(offset):
                 self._cut_log(offset)
@@ -334,9 +343,11 @@ class ReplicaManifests:
             self._context.failures.fail(self._hosted.directory, error.as_failure())
 
     def _cut_log(self, offset: int) -> None:
-        """A cut that has to wait for the log's files, or fails, is tried again: the next pull leads
-        here.
+        """A cut that has to wait for the log's files is tried again with the next pull, one that
+        fails after longer and longer waits.
         """
+        if self.retry_schedule.retry_at_ms is not None:
+            return
         try:
             self._partition.follower.cut_to_fetch_again(offset)
         except ReplicaNotAvailable as error:
@@ -344,7 +355,7 @@ class ReplicaManifests:
         except KeptError as error:
             if is_bug(error):
                 raise
-            log.error("log not cut", partition=str(self._partition), error=str(error))
+            self._failed("log not cut", self.core.held, error)
         else:
             self._context.fetchers.nudge(self._partition.topic_partition)
 
@@ -411,6 +422,8 @@ class ReplicaManifests:
                 self.step(ev.RetryTriggered())
             elif unreadable is not None:
                 self._unreadable(ref, unreadable)
+            elif missing is not None and self.core.role is ManifestRole.LEADER:
+                self._leader_lacks(ref, missing)
             return
         self._in_place(state)
         self.step(ev.ApplyCompleted(ref))
@@ -423,6 +436,21 @@ class ReplicaManifests:
             await self._files.checkpoint_cleaned()
         except KeptError as error:
             self._failed("cleaner checkpoint not written", None, error)
+
+    def _leader_lacks(self, ref: ManifestRef, offset: int) -> None:
+        """A record that survives is not in this leader's log. Another member has it: that one is to
+        lead, and this replica fetches it. Without one it is tried on, for somebody may put the file
+        back, or a replica that is away return.
+        """
+        tp = self._partition.topic_partition
+        record = self._context.metadata.image.partition(tp.topic, tp.partition)
+        if record is not None and record.isr != (self._context.identity.node_id,):
+            self._resign(record, LACKS_A_RECORD)
+        else:
+            self.retry_schedule.reason = (
+                f"the record at offset {offset} survives in generation {named(ref)}, and is "
+                "missing here; no other replica is in sync that might have it"
+            )
 
     def _stopped(
         self, work: ManifestWork, what: str, ref: ManifestRef | None, error: BaseException
@@ -476,7 +504,7 @@ class ReplicaManifests:
         if core.role is not ManifestRole.LEADER:
             return "this node does not lead the partition"
         if core.lost:
-            return "what this replica held is damaged: another one is to lead"
+            return DAMAGED
         if core.making_base:
             return "the base generation after an unclean election is being made"
         if core.applying is not None:

@@ -113,3 +113,36 @@ def test_partitions_are_told_of_the_brokers_by_one_event_until_they_change(lone)
     assert before == EligibleBrokersChanged(frozenset({0}), ((0, epoch),)) and known() is before
     lone.run(propose(lone.node, [BrokerRecord(7, 99, uuid.UUID(int=7), (), None, True, ())]))
     assert known() == EligibleBrokersChanged(frozenset({0}), ((0, epoch), (7, 99)))
+
+
+@pytest.mark.parametrize(
+    ("leader", "lost", "offline", "resigns"),
+    [
+        (1, False, False, False),
+        (0, False, False, False),
+        (0, True, False, True),
+        (1, True, False, False),
+        (0, False, True, True),
+        (1, False, True, True),
+    ],
+)
+def test_a_replica_that_resigned_does_it_again_only_while_there_is_reason(
+    lone, monkeypatch, *, leader, lost, offline, resigns
+) -> None:
+    """One that follows meanwhile, or was opened, is fetched for: nobody would begin that again."""
+    lone.create(WHOLE.topic)
+    parts = lone.node.parts
+    hosted, record = parts.table.replicas[WHOLE], parts.metadata.image.partition(WHOLE.topic, 0)
+    record = replace(record, leader=leader, replicas=(0, 1), isr=(0, 1))
+    hosted.manifests.core.lost, hosted.manifests.core.has_offered = lost, not lost
+    if offline:
+        hosted.partition.mark_offline("a disk failed")
+    done: list[str] = []
+    monkeypatch.setattr(parts.alter_partition, "resign", lambda *_: done.append("resign"))
+    monkeypatch.setattr(parts.roles._fetchers, "stop_following", lambda _: done.append("stop"))
+
+    async def again() -> None:
+        parts.alter_partition.on_still_lost(WHOLE, record)
+
+    lone.run(again())
+    assert done == (["stop", "resign"] if offline else ["resign"] if resigns else [])

@@ -14,6 +14,7 @@ import pytest
 
 from kept.compaction.manifest.apply import CompactionState
 from kept.node.replicas.manifests import replica as shell
+from kept.node.replicas.manifests import retry
 from kept.node.replicas.manifests.errors import ManifestUnreadable, PassFailed
 from kept.node.replicas.manifests.replica import NEVER, ReplicaManifests
 from kept.node.replicas.manifests.retry import RetrySchedule
@@ -34,6 +35,7 @@ from kept.storage.errors import (
     ResourceExhausted,
 )
 from kept.storage.types import Generation, TopicPartition
+from tests.support.parts import Given
 from tests.support.replicas import local_replica, manifest, manifest_context, record
 
 TP: Final = TopicPartition("orders", 0)
@@ -279,9 +281,9 @@ def test_work_that_waits_for_other_logs_keeps_no_cut_and_no_end_waiting(
     [
         (None, [("cut", 7), ("nudge",)]),
         (ReplicaNotAvailable("files"), []),
-        (KafkaStorageError("offline"), [("error", "offline")]),
-        (DAMAGED, [("error", str(DAMAGED))]),
-        (EXHAUSTED, [("error", str(EXHAUSTED))]),
+        (KafkaStorageError("offline"), [("failed", "log not cut", "1.5")]),
+        (DAMAGED, [("failed", "log not cut", "1.5")]),
+        (EXHAUSTED, [("failed", "log not cut", "1.5")]),
     ],
 )
 def test_a_log_is_cut_where_a_record_is_missing(
@@ -293,15 +295,41 @@ def test_a_log_is_cut_where_a_record_is_missing(
         calls.append(("cut", offset))
 
     monkeypatch.setattr(FollowerReplica, "cut_to_fetch_again", cut)
-    monkeypatch.setattr(
-        shell.log, "error", lambda _, **said: calls.append(("error", said["error"]))
-    )
     replica._closed = True
     replica.perform(ev.TruncateLog(7))
     assert calls == []
     replica._closed = False
     replica.perform(ev.TruncateLog(7))
     assert calls == then
+
+
+def test_a_cut_that_fails_is_tried_after_longer_and_longer_waits(replica, monkeypatch) -> None:
+    """Pulls come each second meanwhile: they are no reason to say it again."""
+    tried: list[int] = []
+
+    def cut(_: Any, offset: int) -> None:
+        tried.append(offset)
+        raise DAMAGED
+
+    monkeypatch.setattr(FollowerReplica, "cut_to_fetch_again", cut)
+    said: list[int] = []
+    monkeypatch.setattr(retry.log, "error", lambda _, **fields: said.append(fields["failures"]))
+    waits: list[float] = []
+    loop = Given(call_later=lambda wait_s, _: waits.append(wait_s) or Given(cancel=lambda: None))
+    runtime = Given(loop=loop, now_ms=lambda: 0)
+    replica.retry_schedule = RetrySchedule(runtime, replica._context.counters, TP, replica.retry)
+    for _ in range(12):
+        for _ in range(3):
+            replica.perform(ev.TruncateLog(7))
+        replica.retry()  # when its time has come
+    assert tried == [7] * 12 and said == list(range(1, 13))
+    assert waits[:4] == [1, 2, 4, 8] and waits[-1] == 300
+    assert replica.retry_schedule.reason == DAMAGED.told
+
+
+def test_a_log_is_cut_at_once_though_what_lacks_the_record_has_failed(replica, calls) -> None:
+    replica.perform(ev.ReportMissing(OLDER, 7))
+    assert calls == ["no wait", ("pull",)]
 
 
 def test_a_cut_that_meets_a_bug_is_no_damage(replica, monkeypatch) -> None:
@@ -311,11 +339,6 @@ def test_a_cut_that_meets_a_bug_is_no_damage(replica, monkeypatch) -> None:
     monkeypatch.setattr(FollowerReplica, "cut_to_fetch_again", cut)
     with pytest.raises(InvariantViolation):
         replica.perform(ev.TruncateLog(7))
-
-
-def test_who_lacks_a_record_says_so_at_once(replica, calls) -> None:
-    replica.perform(ev.ReportMissing(OLDER, 7))
-    assert calls == [("pull",)]
 
 
 # Roles.
@@ -361,7 +384,7 @@ def test_who_leads_and_cannot_read_what_it_held_resigns(
     change(replica.core, role=ManifestRole.LEADER, **core)
     event = ev.StartedLeading(3, False, alone)
     monkeypatch.setattr(shell, "leads", lambda *_: event)
-    replica.lead(record())
+    replica.lead(record((1,) if alone else (1, 2)))
     assert calls == [event, *[(name,) for name in expected]]
 
 
@@ -579,6 +602,26 @@ def test_an_apply_that_fails_is_told_once(replica, calls, capsys, *, error, miss
     assert calls == [("failed", "manifest not applied", "1.5"), ev.ApplyAborted(OLDER, missing)]
     assert not replica._works
     assert ("Traceback" in capsys.readouterr().err) is bug
+
+
+@pytest.mark.parametrize(("isr", "expected"), [((1, 2), [("resign",)]), ((1,), [])])
+def test_a_leader_that_lacks_a_survivor_has_another_member_lead(
+    replica, calls, *, isr, expected
+) -> None:
+    """Who fetches it again then. Alone it is tried on, and the status says what is missing."""
+
+    async def bring(*_: Any) -> None:
+        raise PassFailed("torn", "LogsDiffer", 17)
+
+    change(replica.core, **APPLIES)
+    replica._context.metadata.image.record = record(isr)
+    opened(replica, bring=bring)
+    replica._works.add(work := ManifestWork())
+    asyncio.run(replica._apply(OLDER, work))
+    failed = ("failed", "manifest not applied", "1.5")
+    assert calls == [failed, ev.ApplyAborted(OLDER, 17), *expected]
+    told = "offset 17 survives in generation 1.5" in replica.retry_schedule.reason
+    assert told is (not expected)
 
 
 @pytest.mark.parametrize(

@@ -411,7 +411,8 @@ class Replica:
                 f"{log_end_offset}"
             )
         effects = self.core.step(event, now_ms)
-        if self.core.high_watermark > log_end_offset:
+        # A cut that the disk failed leaves the log shorter, and offline.
+        if self.core.high_watermark > log_end_offset and self.offline is None:
             raise InvariantViolation(
                 f"{self}: the high watermark {self.core.high_watermark} is above the log's end "
                 f"{log_end_offset} after {event}"

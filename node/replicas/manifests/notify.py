@@ -132,7 +132,14 @@ class ManifestNotifier:
             lacking = True
             if follower.broker_epoch == -1 or replica not in core.eligible:
                 continue  # what it acknowledges would not count yet
-            state = (core.leader_epoch, core.offered, core.published, follower.held)
+            state = (
+                core.leader_epoch,
+                core.offered,
+                core.published,
+                follower.broker_epoch,
+                follower.held,
+                follower.applied,
+            )
             last = sent.get(replica)
             if last is None or last.state != state:
                 sent[replica] = _Sent(state, now + REVIEW_S, REVIEW_S)

@@ -190,9 +190,20 @@ class ManifestReplicator:
             responded = True
         for hosted, request in requests.items():
             if hosted.partition.core.manifests.in_flight == request:
-                hosted.manifests.step(ev.PullFailed(request))
+                self._end(hosted, request)
                 self.schedule(hosted)
         return responded
+
+    @staticmethod
+    def _end(hosted: LocalReplica, request: ev.PullRequest) -> None:
+        """A pull came to nothing. What one replica meets there is its own: the others of the leader
+        are pulled for all the same.
+        """
+        try:
+            hosted.manifests.step(ev.PullFailed(request))
+        except Exception as error:  # noqa: BLE001
+            tp = hosted.partition.topic_partition
+            log.exception("manifest pull not ended", error, topic=tp.topic, partition=tp.partition)
 
     async def _exchange(self, leader: int, requests: dict[LocalReplica, ev.PullRequest]) -> None:
         pulls = tuple(
@@ -227,7 +238,7 @@ class ManifestReplicator:
 
     def _refused(self, hosted: LocalReplica, request: ev.PullRequest, error: Exception) -> None:
         """The pull of one partition failed: make it again after a while."""
-        manifests, core = hosted.manifests, hosted.partition.core.manifests
+        core = hosted.partition.core.manifests
         tp = hosted.partition.topic_partition
         if is_bug(error):
             log.exception("manifest not pulled", error, topic=tp.topic, partition=tp.partition)
@@ -235,7 +246,7 @@ class ManifestReplicator:
             write = log.warning if isinstance(error, CorruptMessage | DamagedData) else log.debug
             write("manifest not pulled", topic=tp.topic, partition=tp.partition, error=str(error))
         if core.in_flight == request:
-            manifests.step(ev.PullFailed(request))
+            self._end(hosted, request)
         if core.held is not None or core.lost:
             self._schedule_later(hosted)
 

@@ -380,6 +380,46 @@ def test_an_answer_that_one_partition_fails_at_is_not_lost_to_others(monkeypatch
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_pull_that_cannot_even_fail_ends_no_other(monkeypatch, *, refused):
+    """None would be made again: each waits for its answer."""
+    bugs: list[Exception] = []
+    monkeypatch.setattr(replicate.log, "exception", lambda _, bug, **said: bugs.append(bug))
+    error = InvariantViolation("the high watermark is above the log's end")
+
+    class Unfailing(RepeatingShell):
+        def step(self, event: ev.Event) -> None:
+            super().step(event)
+            raise error
+
+    async def go() -> None:
+        leader = LeaderShell(manifest(1))
+        pair = Pair(leader)
+        if refused:
+            leader.error = FencedLeaderEpoch("epoch 3, now it is 4")
+        else:
+            pair.fails = 1
+        first, second = Unfailing(None, False), RepeatingShell(None, False)
+        batch = [hosted(first, False), hosted(second, False)]
+        assert await pair.pulls._pull(LEADER, batch) is refused
+        assert [type(event) for event in second.told] == [ev.PullFailed] and bugs == [error]
+        await pair.pulls.stop()
+
+    asyncio.run(go())
+
+
+def test_a_replica_whose_cut_the_disk_failed_ends_no_pull_of_others():
+    """Its log has become shorter, its high watermark has not."""
+    replica = local_replica(end=10)
+    partition = replica.partition
+    partition.core.high_watermark = 10
+    partition.log.truncate_fully_and_start_at(4)
+    with pytest.raises(InvariantViolation):
+        partition.step(ev.RetryTriggered(), 0)
+    partition.mark_offline("a disk failed")
+    partition.step(ev.RetryTriggered(), 0)
+
+
 @pytest.mark.parametrize(
     ("topic_id", "partition", "leader", "pulls"),
     [
@@ -662,5 +702,13 @@ def test_news_are_repeated_after_longer_and_longer_waits_and_at_once_when_there_
         core.step(ManifestAcknowledged(2, (3, 1), 5), 0)
         assert is_sent(), "what it lacks is something else now"
         assert not is_sent()
+        core.step(ManifestApplied(2, (3, 1), 5), 0)
+        core.step(FollowerFetched(2, 8, 5), 0)
+        core.step(FollowerFetched(2, 10, 5), 0)
+        core.step(ManifestAcknowledged(2, (3, 1), 5), 0)
+        told.core.followers[2].applied = (2, 9)
+        assert is_sent(), "it has applied something else"
+        told.core.followers[2].applied = None
+        assert is_sent() and not is_sent(), "it has applied nothing any more"
 
     asyncio.run(go())

@@ -287,7 +287,7 @@ def _write(staged: list[tuple[_Write, int]]) -> None:
         try:
             hosted.partition.write()
         except KeptError as error:
-            failed[hosted] = error
+            failed[hosted] = error.without_frames()
     for write, end_offset in staged:
         assert write.hosted is not None
         if write.hosted in failed:

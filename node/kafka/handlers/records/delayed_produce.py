@@ -496,7 +496,7 @@ def write_staged(connection: Connection, failed: dict[Partition, KeptError]) -> 
         try:
             partition.write()
         except KeptError as error:
-            failed[partition] = error
+            failed[partition] = error.without_frames()
 
 
 def write(connection: Connection, failed: dict[Partition, KeptError] | None = None) -> None:

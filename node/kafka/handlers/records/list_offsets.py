@@ -159,7 +159,7 @@ class ListOffsetsHandler:
                     limit=DEFAULT_INFLATE_LIMIT,
                 )
             except MachineError as error:
-                found = error
+                found = error.without_frames()
             large.find.found[place] = found
             try:
                 return large.look_up(large.find)

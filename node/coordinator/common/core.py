@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol, TypeVar
 
 from kept.state_machine import StateMachine
+from kept.steps import Steps
 
 Event_contra = TypeVar("Event_contra", contravariant=True)
 Effect_co = TypeVar("Effect_co", covariant=True)
@@ -23,11 +24,13 @@ class ShardCore(StateMachine[Event_contra, Effect_co], Protocol[Event_contra, Ef
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When to call :meth:`tick` next; None: not before an event."""
+        """When to call :meth:`tick` next; None: not before an event. If that leaves some of many
+        timers that are due, it is in the past.
+        """
         ...
 
-    def loaded(self, now_ms: int) -> tuple[Effect_co, ...]:
-        """All records are replayed: requests may come, and timeouts begin."""
+    def loaded(self, now_ms: int) -> Steps[tuple[Effect_co, ...]]:
+        """All records are replayed: timeouts begin, and requests may come once this has ended."""
         ...
 
     def unload(self) -> tuple[Effect_co, ...]:

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
@@ -35,6 +36,8 @@ from kept.node.coordinator.common.log_loader import load
 from kept.node.runtime.deferred import Deferred
 from kept.node.runtime.error_codes import code_for
 from kept.node.runtime.logging import log
+from kept.node.runtime.time_slices import SLICE_S
+from kept.steps import finished
 from kept.storage.errors import (
     InvalidProducerEpoch,
     InvalidTxnState,
@@ -175,6 +178,8 @@ class Shard(Generic[Core]):
         self._uncommitted: dict[int, asyncio.TimerHandle] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_ms: int | None = None
+        self._timer_due_ms = 0
+        """When the loop should call: a deadline may have passed before, while others were met."""
         self._unloaded = False
         self._held_back: list[Any] = []
         """Events of the node that came while we were loading."""
@@ -195,7 +200,9 @@ class Shard(Generic[Core]):
         """Begin to read the log, an empty one at once; then, or on failure, ``done`` is called."""
         partition = self.partition
         if partition.log_start_offset == partition.log_end_offset:
-            self._loaded(0)
+            now_ms = self._now_ms()
+            self._sync_clock(now_ms)
+            self._loaded(finished(self.core.loaded(now_ms)))
             return
         self._loading = self._runtime.loop.create_task(self._load())
         self._loading.add_done_callback(lambda _: done())
@@ -208,8 +215,11 @@ class Shard(Generic[Core]):
             steps = load(partition, partial(self._kind.replay, self.core))
             count = await self._runtime.loads.finish(steps)
             await self._kind.prepare(self)
+            now_ms = self._now_ms()
+            self._sync_clock(now_ms)
+            effects = await self._runtime.loads.finish(self.core.loaded(now_ms))
             if not self._unloaded:
-                self._loaded(count)
+                self._loaded(effects, count)
         except NotLeaderOrFollower as error:
             self.failed = error.told
         # Whatever it is: clients would be told to wait for ever.
@@ -248,15 +258,13 @@ class Shard(Generic[Core]):
         self.partition.when_committed(end_offset, resolve)
         await done
 
-    def _loaded(self, count: int) -> None:
-        now_ms = self._now_ms()
+    def _loaded(self, effects: tuple[Any, ...], count: int = 0) -> None:
         self.is_active = True
-        self._sync_clock(now_ms)
-        self._perform(self.core.loaded(now_ms))
+        self._perform(effects)
         for event in self._held_back:
             self.step(event)
         if count:
-            took_ms = now_ms - round(self.load_started_s * 1000)
+            took_ms = self._now_ms() - round(self.load_started_s * 1000)
             log.info("coordinator loaded", partition=str(self.tp), records=count, ms=took_ms)
 
     def unload(self) -> None:
@@ -471,17 +479,23 @@ class Shard(Generic[Core]):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_deadline_ms = deadline_ms
+        self._timer_due_ms = max(deadline_ms, self._now_ms())
         self._timer = self._runtime.loop.call_at(deadline_ms / 1000, self._tick)
 
     def _tick(self) -> None:
-        deadline_ms, self._timer, self._timer_deadline_ms = self._timer_deadline_ms, None, None
+        self._timer = self._timer_deadline_ms = None
         if self._unloaded:
             return
         now_ms = self._now_ms()
         self._sync_clock(now_ms)
-        if deadline_ms is not None and now_ms - deadline_ms > STALL_MS:
+        if now_ms - self._timer_due_ms > STALL_MS:
             self._perform(self.core.restart_timeouts(now_ms))
-        self._perform(self.core.tick(now_ms))
+        until = perf_counter() + SLICE_S
+        while not self._unloaded:
+            self._perform(self.core.tick(now_ms))
+            deadline_ms = self.core.next_deadline_ms
+            if deadline_ms is None or deadline_ms > now_ms or perf_counter() >= until:
+                break
 
 
 def _parts(effect: AppendRecords) -> Iterable[list[tuple[bytes, bytes | None]]]:

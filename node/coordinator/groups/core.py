@@ -72,6 +72,7 @@ from kept.node.coordinator.groups.timers import (
     SyncDeadline,
     Timer,
 )
+from kept.steps import Steps
 from kept.storage.errors import InvariantViolation
 
 EXPIRY_KEY: Final = ("expire-offsets",)
@@ -88,6 +89,8 @@ class GroupCore:
         self.memory = GroupMemory(settings.groups_max_bytes) if memory is None else memory
         self.now_ms = 0
         """When the present event happens."""
+        self.restarted_ms = -1
+        """Timeouts of members that began before this begin here."""
         self.wall_offset_ms = 0
         self.groups: dict[str, Group] = GroupTable(self.memory)
         self.appended = OffsetStore(self.memory)
@@ -142,20 +145,20 @@ class GroupCore:
             self.appended.put_later(offsets)
             self.committed.put_later(offsets)
 
-    def loaded(self, now_ms: int) -> tuple[Effect, ...]:
+    def loaded(self, now_ms: int) -> Steps[tuple[Effect, ...]]:
         """All records are replayed: sessions of the members begin."""
         self.now_ms = now_ms
         for group in self.groups.values():
-            self.membership.loaded(group)
+            yield from self.membership.loaded(group)
         self._schedule_expiry()
         return self._drain_effects()
 
     def restart_timeouts(self, now_ms: int) -> tuple[Effect, ...]:
-        """This process did not run for a while: timeouts of members begin anew."""
-        self.now_ms = now_ms
-        for group in self.groups.values():
-            self.membership.restart_timeouts(group)
-        return self._drain_effects()
+        """This process did not run for a while: timeouts of members begin anew. There may be a
+        hundred thousand: each is set again when its old time has come.
+        """
+        self.now_ms = self.restarted_ms = now_ms
+        return ()
 
     def unload(self) -> tuple[Effect, ...]:
         """Another node leads the partition now: whoever waits gets NOT_COORDINATOR."""
@@ -231,25 +234,24 @@ class GroupCore:
         return self._drain_effects()
 
     def tick(self, now_ms: int) -> tuple[Effect, ...]:
-        """Fire the timers that are due."""
+        """Fire one timer that is due: a large group takes 20 ms, and many sessions end at once."""
         self.now_ms = now_ms
-        while (timer := self.timers.pop_due(now_ms)) is not None:
-            match timer:
-                case SessionExpiry():
-                    self.membership.session_expired(timer)
-                case JoinDeadline():
-                    self.membership.join_deadline(timer)
-                case SyncDeadline():
-                    self.membership.sync_deadline(timer)
-                case ExpireOffsets():
-                    self._schedule_expiry()
-                    if not any(isinstance(sweep, ExpirySweep) for sweep in self._sweeps):
-                        self._start(ExpirySweep(self))
-                case SweepTopics():
-                    for topic, topic_ids in self._retried_topics.items():
-                        self._gone_topics.setdefault(topic, set()).update(topic_ids)
-                    self._retried_topics = {}
-                    self._sweep_topics()
+        match self.timers.pop_due(now_ms):
+            case SessionExpiry() as timer:
+                self.membership.session_expired(timer)
+            case JoinDeadline() as timer:
+                self.membership.join_deadline(timer)
+            case SyncDeadline() as timer:
+                self.membership.sync_deadline(timer)
+            case ExpireOffsets():
+                self._schedule_expiry()
+                if not any(isinstance(sweep, ExpirySweep) for sweep in self._sweeps):
+                    self._start(ExpirySweep(self))
+            case SweepTopics():
+                for topic, topic_ids in self._retried_topics.items():
+                    self._gone_topics.setdefault(topic, set()).update(topic_ids)
+                self._retried_topics = {}
+                self._sweep_topics()
         return self._drain_effects()
 
     @property

@@ -45,6 +45,7 @@ from kept.storage.errors import InvariantViolation
 if TYPE_CHECKING:
     from kept.node.coordinator.groups.core import GroupCore
     from kept.node.coordinator.groups.records import GroupRecord
+    from kept.steps import Steps
 
 MIN_STATIC_WAIT_MS: Final = 1_000
 """After a rebalance timeout that nobody met, how long static members have at least until the next
@@ -165,14 +166,14 @@ class GroupMembership:
             self._complete_join(group)
 
     def _join_new(self, group: Group, event: ev.Join) -> None:
-        instance = event.group_instance_id
+        core, instance = self._core, event.group_instance_id
         name = event.client_id if instance is None else instance
         member_id = f"{name[: ev.MEMBER_NAME_LENGTH]}-{event.uuid}"
         if instance is not None and instance in group.static_members:
             self._replace_static(group, event, group.static_members[instance], member_id)
         elif instance is None and event.requires_known_member_id:
             group.expect(member_id)
-            self._schedule_session(group, member_id, event.session_timeout_ms)
+            self._schedule_session(group, member_id, event.session_timeout_ms, core.now_ms)
             self._refuse_join(event, ErrorCode.member_id_required, member_id)
         else:
             self._add_member(group, event, member_id)
@@ -242,7 +243,8 @@ class GroupMembership:
         if group.state is PREPARING_REBALANCE and group.previous_state is EMPTY:
             group.new_member_added = True
         group.add(member)
-        self._schedule_session(group, member_id, ev.NEW_MEMBER_JOIN_TIMEOUT_MS)
+        now_ms = self._core.now_ms
+        self._schedule_session(group, member_id, ev.NEW_MEMBER_JOIN_TIMEOUT_MS, now_ms)
         self._prepare_or_complete(group, f"new member {member_id}")
 
     def _update_member(self, group: Group, member: Member, event: ev.Join) -> None:
@@ -343,8 +345,9 @@ class GroupMembership:
         if first:
             delay = self._core.settings.group_initial_rebalance_delay_ms
             remaining = max(group.rebalance_timeout_ms - delay, 0)
-            timer = JoinDeadline(group.group_id, True, delay, remaining)
-            self._timers.set(_join_key(group), self._core.now_ms + delay, timer)
+            now_ms = self._core.now_ms
+            timer = JoinDeadline(group.group_id, now_ms, True, delay, remaining)
+            self._timers.set(_join_key(group), now_ms + delay, timer)
         group.transition_to(PREPARING_REBALANCE, self._core.wall_ms)
         self._core.note(
             group.group_id, f"rebalances, generation {group.generation}: {why}", routine=True
@@ -354,7 +357,7 @@ class GroupMembership:
         if group.has_all_members_joined:
             self._complete_join(group)
         else:
-            self._schedule_join(group)
+            self._schedule_join(group, self._core.now_ms)
 
     def _complete_join(self, group: Group) -> None:
         """Begin a generation with the members that joined; static ones may be missing."""
@@ -366,7 +369,7 @@ class GroupMembership:
             self._core.note(group.group_id, f"removed {member.member_id}: did not rejoin in time")
         if group.members and not group.elect_joined_leader():
             # Only static members are left, and none has come back: their sessions decide.
-            self._schedule_join(group, MIN_STATIC_WAIT_MS)
+            self._schedule_join(group, self._core.now_ms, MIN_STATIC_WAIT_MS)
             return
         group.init_next_generation(self._core.wall_ms)
         if group.state is EMPTY:
@@ -380,32 +383,34 @@ class GroupMembership:
             self.restart_session(group, member)
             member.is_new = False
             group.pending_sync.add(member.member_id)
-        self._schedule_sync(group)
+        self._schedule_sync(group, self._core.now_ms)
         count = len(group.members)
         self._core.note(
             group.group_id, f"generation {group.generation} has {count} members", routine=True
         )
 
-    def _schedule_join(self, group: Group, least_ms: int = 0) -> None:
-        deadline = self._core.now_ms + max(group.rebalance_timeout_ms, least_ms)
-        self._timers.set(_join_key(group), deadline, JoinDeadline(group.group_id))
+    def _schedule_join(self, group: Group, began_ms: int, least_ms: int = 0) -> None:
+        deadline = began_ms + max(group.rebalance_timeout_ms, least_ms)
+        self._timers.set(_join_key(group), deadline, JoinDeadline(group.group_id, began_ms))
 
-    def _schedule_sync(self, group: Group) -> None:
-        timer = SyncDeadline(group.group_id, group.generation)
-        deadline = self._core.now_ms + group.rebalance_timeout_ms
-        self._timers.set(_sync_key(group), deadline, timer)
+    def _schedule_sync(self, group: Group, began_ms: int) -> None:
+        timer = SyncDeadline(group.group_id, group.generation, began_ms)
+        self._timers.set(_sync_key(group), began_ms + group.rebalance_timeout_ms, timer)
 
     def join_deadline(self, timer: JoinDeadline) -> None:
         """Members had their time to rejoin."""
         group = self._core.groups.get(timer.group)
         if group is None or group.state is not PREPARING_REBALANCE:
             return
-        if timer.initial and group.new_member_added and timer.remaining_ms != 0:
+        if timer.began_ms < self._core.restarted_ms and not timer.initial:
+            self._schedule_join(group, self._core.restarted_ms)
+        elif timer.initial and group.new_member_added and timer.remaining_ms != 0:
             group.new_member_added = False
             delay = min(self._core.settings.group_initial_rebalance_delay_ms, timer.remaining_ms)
             remaining = max(timer.remaining_ms - timer.delay_ms, 0)
-            extended = JoinDeadline(timer.group, True, delay, remaining)
-            self._timers.set(_join_key(group), self._core.now_ms + delay, extended)
+            now_ms = self._core.now_ms
+            extended = JoinDeadline(timer.group, now_ms, True, delay, remaining)
+            self._timers.set(_join_key(group), now_ms + delay, extended)
         else:
             self._complete_join(group)
 
@@ -503,6 +508,9 @@ class GroupMembership:
             return
         if group.state not in (COMPLETING_REBALANCE, STABLE):
             return
+        if timer.began_ms < self._core.restarted_ms:
+            self._schedule_sync(group, self._core.restarted_ms)
+            return
         late = [m for m in group.members if m in group.pending_sync]
         for member_id in late:
             # A static member may be rejoining at this moment.
@@ -533,17 +541,22 @@ class GroupMembership:
 
     def restart_session(self, group: Group, member: Member) -> None:
         """A member's session begins anew."""
-        self._schedule_session(group, member.member_id, member.session_timeout_ms)
+        timeout_ms = member.session_timeout_ms
+        self._schedule_session(group, member.member_id, timeout_ms, self._core.now_ms)
 
-    def _schedule_session(self, group: Group, member_id: str, timeout_ms: int) -> None:
-        timer = SessionExpiry(group.group_id, member_id)
-        deadline_ms = self._core.now_ms + timeout_ms
-        self._timers.set(_session_key(group, member_id), deadline_ms, timer)
+    def _schedule_session(
+        self, group: Group, member_id: str, timeout_ms: int, began_ms: int
+    ) -> None:
+        timer = SessionExpiry(group.group_id, member_id, timeout_ms, began_ms)
+        self._timers.set(_session_key(group, member_id), began_ms + timeout_ms, timer)
 
     def session_expired(self, timer: SessionExpiry) -> None:
         """A member is gone, unless it is we who let it wait."""
-        group = self._core.groups.get(timer.group)
+        group, restarted_ms = self._core.groups.get(timer.group), self._core.restarted_ms
         if group is None:
+            return
+        if timer.began_ms < restarted_ms:
+            self._schedule_session(group, timer.member, timer.timeout_ms, restarted_ms)
             return
         if timer.member in group.pending_join:
             group.remove(timer.member)
@@ -609,21 +622,13 @@ class GroupMembership:
 
     # Loading and unloading.
 
-    def loaded(self, group: Group) -> None:
+    def loaded(self, group: Group) -> Steps[None]:
         """A group was read from the log: its members have a session timeout to show up."""
         for member in group.members.values():
             self.restart_session(group, member)
+            yield
         if len(group.members) > self._core.settings.group_max_size:
             self._prepare_rebalance(group, "has more members than group.max.size")
-
-    def restart_timeouts(self, group: Group) -> None:
-        """Members have their session and rebalance timeouts from now on."""
-        for member in group.members.values():
-            self.restart_session(group, member)
-        if group.state is PREPARING_REBALANCE and group.previous_state is not EMPTY:
-            self._schedule_join(group)
-        if group.pending_sync:
-            self._schedule_sync(group)
 
     def unload(self, group: Group, error: ErrorCode) -> None:
         """Send everybody who waits away."""

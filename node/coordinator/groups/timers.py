@@ -6,10 +6,14 @@ from msgspec import Struct
 
 
 class SessionExpiry(Struct, frozen=True):
-    """A member was not heard of for its session timeout."""
+    """A member was not heard of for its session timeout, or one to come did not. ``began_ms`` here
+    and below is when the timeout began.
+    """
 
     group: str
     member: str
+    timeout_ms: int
+    began_ms: int
 
 
 class JoinDeadline(Struct, frozen=True):
@@ -20,6 +24,7 @@ class JoinDeadline(Struct, frozen=True):
     """
 
     group: str
+    began_ms: int
     initial: bool = False
     delay_ms: int = 0
     remaining_ms: int = 0
@@ -30,6 +35,7 @@ class SyncDeadline(Struct, frozen=True):
 
     group: str
     generation: int
+    began_ms: int
 
 
 class ExpireOffsets(Struct, frozen=True):

@@ -65,6 +65,7 @@ from kept.node.coordinator.transactions.transactional_id import (
 )
 from kept.node.runtime.counters import REQUEST_BUCKETS
 from kept.node.runtime.histogram import Histogram
+from kept.steps import Steps
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import MAX_INT32, NO_PRODUCER_ID, TopicPartition
 
@@ -178,7 +179,7 @@ class TransactionCore:
         if _is_unfinished(metadata):
             self._unfinished[transactional_id] = held
 
-    def loaded(self, now_ms: int) -> tuple[ev.Effect, ...]:
+    def loaded(self, now_ms: int) -> Steps[tuple[ev.Effect, ...]]:
         """All records are replayed: timeouts begin, and transactions that were ending go on."""
         self.now_ms = now_ms
         self._connections.retain(self.ids)
@@ -186,6 +187,7 @@ class TransactionCore:
             metadata = held.committed
             if metadata is None:
                 continue
+            yield
             if metadata.state is txn.ONGOING and metadata.timeout_ms != MAX_INT32:
                 open_ms = max(0, self.wall_ms - metadata.start_ms)
                 remaining_ms = metadata.timeout_ms - open_ms

@@ -32,6 +32,7 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
+from kept.steps import finished
 from tests.support.histories import Words, milliseconds
 
 TOPIC_IDS = {name: uuid.uuid5(uuid.NAMESPACE_DNS, name) for name in ("orders", "users")}
@@ -101,6 +102,11 @@ class History:
             self.log.append(append.marker)
         self._perform(self.core.step(AppendCommitted(append.append), self.now))
 
+    def _tick(self) -> None:
+        """Fire all timers that are due."""
+        while (due := self.core.next_deadline_ms) is not None and due <= self.now:
+            self._perform(self.core.tick(self.now))
+
     def _next_request(self) -> int:
         self.request += 1
         return self.request
@@ -118,7 +124,7 @@ class History:
         while (due := self.core.next_deadline_ms) is not None and due <= until:
             self.now = max(self.now, due)
             before = len(self.lines)
-            self._perform(self.core.tick(self.now))
+            self._tick()
             if len(self.lines) > before:
                 self.lines.insert(before, f"at {self.now}ms:")
         self.now = until
@@ -127,7 +133,7 @@ class History:
         """The process stands still: time passes, and nothing happens meanwhile."""
         self.now += milliseconds(words.words[0])
         self._perform(self.core.restart_timeouts(self.now))
-        self._perform(self.core.tick(self.now))
+        self._tick()
 
     def do_join(self, words: Words) -> None:
         member = words.option("as", "")
@@ -173,7 +179,7 @@ class History:
         group, member = words.words[0], words.option("as")
         generation = int(words.option("generation"))
         while self.now < until:
-            self._perform(self.core.tick(self.now))
+            self._tick()
             responses = self.core.step(ev.Heartbeat(0, group, member, generation), self.now)
             assert responses == (Response(0, ev.HeartbeatResult()),)
             self.now += milliseconds("20m")
@@ -306,7 +312,7 @@ class History:
                 self.core.end_transaction(entry.producer_id, is_commit=entry.is_commit)
             else:
                 self.core.replay(reread(entry[0]), offset, entry[1])
-        self._perform(self.core.loaded(self.now))
+        self._perform(finished(self.core.loaded(self.now)))
 
     def do_unload(self, _: Words) -> None:
         self._perform(self.core.unload())

@@ -64,7 +64,8 @@ class Shell:
 
     def tick(self, now_ms: int) -> None:
         self.now_ms = now_ms
-        self.carry_out(self.core.tick(now_ms))
+        while (due_ms := self.core.next_deadline_ms) is not None and due_ms <= now_ms:
+            self.carry_out(self.core.tick(now_ms))
 
     def join(self, group: str = "g", size: int = 100, **more: Any) -> int:
         """A JoinGroup with ``size`` bytes of metadata; its request."""

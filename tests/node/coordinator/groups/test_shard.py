@@ -24,12 +24,15 @@ from kept.node.coordinator.common.events import (
 )
 from kept.node.coordinator.common.log_loader import LOAD_SLICE_BYTES, load, replay_batches
 from kept.node.coordinator.common.shard import STALL_MS, coordinator_error
+from kept.node.coordinator.common.timers import Timers
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.coordinator import GroupCoordinator
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.records import (
     GroupMetadataKey,
+    GroupMetadataValue,
     GroupRecord,
+    MemberMetadata,
     OffsetCommitKey,
     OffsetCommitValue,
 )
@@ -309,6 +312,85 @@ async def test_shards_that_load_at_once_take_turns(monkeypatch: pytest.MonkeyPat
     assert turns <= clock.now / LOAD_TURN_S + 5
 
 
+def many_members(count: int, session_ms: int = 60_000) -> GroupRecord:
+    """A stable group of so many members."""
+    members = tuple(
+        MemberMetadata(f"m-{n}", None, "c", "/h", 60_000, session_ms, b"", b"")
+        for n in range(count)
+    )
+    return GroupRecord(GroupMetadataKey("g"), GroupMetadataValue("x", 1, "p", "m-0", 0, members))
+
+
+@run
+async def test_sessions_of_very_many_members_begin_in_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, real = LoadClock(monkeypatch, record_s=0.0), Timers.set
+
+    def timed(*args: Any) -> None:
+        clock.now += LOAD_TURN_S / 100
+        real(*args)
+
+    monkeypatch.setattr(Timers, "set", timed)
+    partition = FakePartition()
+    partition.stage(bytearray(plain(0, many_members(2_000).encode())), 1)
+    partition.write()
+    f = ShardFixture(partition)
+    while not f.shard.is_active:
+        before = clock.now
+        await asyncio.sleep(0)
+        assert clock.now - before <= LOAD_TURN_S * 1.01
+    assert clock.now >= 20 * LOAD_TURN_S
+    f.shard.core.check_invariants()
+
+
+def test_of_very_many_timeouts_one_begins_anew_or_ends_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core, set_at = loaded(plain(0, many_members(50, 10_000).encode())), []
+    real = Timers.set
+
+    def counted(timers: Any, key: Any, deadline_ms: int, timer: Any) -> None:
+        set_at.append(deadline_ms)
+        real(timers, key, deadline_ms, timer)
+
+    monkeypatch.setattr(Timers, "set", counted)
+    assert core.restart_timeouts(9_000) == () and not set_at
+    for number in range(50):
+        assert core.next_deadline_ms == 10_000
+        assert core.tick(10_000) == () and set_at == [19_000] * (number + 1)
+    members = core.groups["g"].members
+    for number in range(50):
+        assert core.next_deadline_ms == 19_000 and len(members) == 50 - number
+        core.tick(19_000)
+    assert not members
+
+
+@run
+async def test_a_node_that_ends_very_many_sessions_did_not_stand_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last is ended long after its time: nobody gets that back."""
+    f = ShardFixture()
+    core, began_ms, ticks = f.shard.core, f.shard._now_ms(), 0
+    real = core.tick
+
+    def slow(now_ms: int) -> Any:
+        nonlocal ticks
+        ticks += 1
+        return real(now_ms)
+
+    monkeypatch.setattr(core, "tick", slow)
+    monkeypatch.setattr(f.shard, "_now_ms", lambda: began_ms + 1 + ticks * STALL_MS // 20)
+    monkeypatch.setattr("kept.node.coordinator.common.shard.SLICE_S", 0.0)
+    core.now_ms = began_ms
+    core.replay(many_members(50, 1), 0)
+    finished(core.membership.loaded(core.groups["g"]))
+    f.shard._schedule_tick()
+    await until(lambda: not core.groups["g"].members)
+    assert ticks >= 50 and core.restarted_ms < began_ms
+
+
 async def elected(count: int = 6, known: int = 2) -> ShardFixture:
     """A shard on a new leader that has ``count`` commits, of which it knows ``known`` committed."""
     partition = await filled(count)
@@ -377,7 +459,7 @@ async def test_members_outlive_a_process_that_stood_still() -> None:
     f = ShardFixture()
     await result(f.join(session_ms=200))
     core, now_ms = f.shard.core, f.shard._now_ms()
-    f.shard._timer_deadline_ms = now_ms - STALL_MS - 1  # the loop called so much too late
+    f.shard._timer_due_ms = now_ms - STALL_MS - 1  # the loop called so much too late
     time.sleep(0.21)
     f.shard._tick()
     assert core.groups["g"].members
@@ -552,7 +634,7 @@ def plain(base: int, *kv: tuple[bytes, bytes | None]) -> bytes:
 def loaded(*batches: bytes) -> GroupCore:
     core = GroupCore(ev.GroupSettings())
     finished(replay_batches(b"".join(batches), partial(GroupCoordinator.replay, core)))
-    core.loaded(0)
+    finished(core.loaded(0))
     core.check_invariants()
     return core
 

@@ -53,7 +53,7 @@ class World:
         self.sweeps = 0
         self.end_offset = 0
         self.now = 0
-        self.core.loaded(0)
+        finished(self.core.loaded(0))
         self.step(commit(1, "large", range(MANY)))
         self.step(commit(2, "small", range(3)))
         self.commit(2)
@@ -336,7 +336,7 @@ async def test_after_a_crash_on_the_way_the_group_can_be_deleted_again() -> None
     again = GroupCore(ev.GroupSettings())
     replay: Any = partial(GroupCoordinator.replay, again)
     finished(load(f.partition, replay))  # type: ignore[arg-type]
-    again.loaded(0)
+    finished(again.loaded(0))
     assert len(dict(again.appended)) == len(dict(again.committed)) == MANY - SLICE_RECORDS
     assert again.describe("large").state == "Empty"
 

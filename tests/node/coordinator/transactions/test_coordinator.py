@@ -32,6 +32,7 @@ from kept.node.coordinator.transactions.records import (
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.runtime import Runtime
+from kept.steps import finished
 from kept.storage.disk import Disk
 from kept.storage.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable, KeptError
 from kept.storage.records import records
@@ -159,7 +160,7 @@ async def test_ends_and_counts_outlive_the_shard() -> None:
     world = World()
     shard: Any = FakeShard(world)
     shard.core.replay(ongoing())
-    shard.core.loaded(1)
+    finished(shard.core.loaded(1))
     shard.step(ev.EndTransaction(1, "bank", 9, 0, True))
     assert [w.partitions for w in world.markers.wanted] == [frozenset({ORDERS})]
     shard.step(ev.MarkersWritten(3, world.markers.wanted[0].marker, frozenset({ORDERS})))
@@ -236,7 +237,7 @@ async def test_connections_of_before_another_node_may_have_led_are_stale() -> No
     assert next(world.ordinals) == 0
     first = world.coordinator.new_core(STATE, 5)
     first.replay(ongoing())
-    first.loaded(1)
+    finished(first.loaded(1))
     next(world.ordinals)
     stale = (Response(1, ev.StaleConnection()),)
     ended = [
@@ -245,14 +246,14 @@ async def test_connections_of_before_another_node_may_have_led_are_stale() -> No
     ]
     again = world.coordinator.new_core(STATE, 7)
     again.replay(ongoing())
-    again.loaded(1)
+    finished(again.loaded(1))
     assert again.step(ended[0], 2) == again.step(ended[1], 2) == stale
     newest = ev.ClientConnection(next(world.ordinals), ApiKey.END_TXN)
     (append,) = again.step(replace(ended[0], connection=newest), 2)
     assert isinstance(append, AppendRecords)
     elsewhere = world.coordinator.new_core(TopicPartition(STATE.topic, 1), 7)
     elsewhere.replay(ongoing())
-    elsewhere.loaded(1)
+    finished(elsewhere.loaded(1))
     (append,) = elsewhere.step(ended[0], 2)
     assert isinstance(append, AppendRecords), "this node did not lead that one before"
 

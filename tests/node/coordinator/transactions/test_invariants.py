@@ -37,6 +37,7 @@ from kept.node.coordinator.transactions.transactional_id import (
     TransactionalIds,
     size_bytes,
 )
+from kept.steps import finished
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import TopicPartition
 from tests.node.coordinator.transactions.histories import History, Image
@@ -117,7 +118,7 @@ def test_ids_without_a_transaction_cost_no_time() -> None:
     unwalked = Unwalked()
     unwalked.update({"bank": core.ids["bank"], "shop": core.ids["shop"]})
     core.ids = unwalked
-    core.loaded(0)
+    finished(core.loaded(0))
     core.restart_timeouts(1_000)
     effects = core.tick(2 * 60_000)
     (append,) = [e for e in effects if isinstance(e, AppendRecords)]
@@ -144,7 +145,7 @@ def test_an_id_that_rests_is_packed_also_one_that_was_read_back() -> None:
     again = TransactionCore(told.core.settings, 0, 2)
     for record in told.log:
         again.replay(record)
-    again.loaded(0)
+    finished(again.loaded(0))
     assert packed(again.ids) == {"bank", "shop"}
     newest = {record.transactional_id: record.metadata for record in told.log}
     assert {name: held.committed for name, held in again.ids.items()} == newest
@@ -223,7 +224,7 @@ def test_memory_of_ids_is_counted_as_it_is(partitions: int, is_used: bool) -> No
             record = decode_record(key, value)
             assert record is not None
             core.replay(record)
-        core.loaded(0)
+        finished(core.loaded(0))
         if is_used:
             for n in ids:
                 for api in (ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.END_TXN):
@@ -267,7 +268,7 @@ def test_expired_ids_are_forgotten_some_at_a_time() -> None:
         empty = txn.prepare_first(number, 60_000, 0)
         core.replay(TransactionRecord(f"id{number}", empty, 1))
     core.wall_offset_ms = core.settings.transactional_id_expiration_ms + 1
-    core.loaded(0)
+    finished(core.loaded(0))
     now, forgotten = core.settings.remove_expired_interval_ms, []
     for _ in range(3):
         appends = [e for e in core.tick(now) if isinstance(e, AppendRecords)]

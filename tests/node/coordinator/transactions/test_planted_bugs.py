@@ -101,7 +101,8 @@ def loaded_beyond_the_high_watermark(_: pytest.MonkeyPatch) -> type[World]:
 def markers_forgotten_at_load(_: pytest.MonkeyPatch) -> type[World]:
     class Core(TransactionCore):
         def loaded(self, now_ms):
-            return tuple(e for e in super().loaded(now_ms) if not isinstance(e, ev.WriteMarkers))
+            effects = yield from super().loaded(now_ms)
+            return tuple(e for e in effects if not isinstance(e, ev.WriteMarkers))
 
     return world_with(Core)
 

@@ -42,6 +42,7 @@ from kept.node.coordinator.transactions.records import (
     TransactionState,
     decode_record,
 )
+from kept.steps import finished
 from kept.storage.types import TopicPartition
 
 IDS = ("bank", "shop")
@@ -349,7 +350,7 @@ class World:
         ongoing = ev.TransactionFilter([TransactionState.ONGOING])
         listed = self.core.list_transactions(ongoing, self.wall)
         self.began = {t.transactional_id: -(2**40) for t in listed if t is not None}
-        self.perform(self.core.loaded(self.now))
+        self.perform(finished(self.core.loaded(self.now)))
 
     def fail_over(self) -> None:
         """The next leader has what is committed, and of the rest a beginning."""

@@ -92,7 +92,7 @@ _CHALLENGES: Final = {
 }
 _ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
 _HELD: Final = frozenset({"/api/v1/records", "/api/v1/compaction"})
-_HELD_BELOW: Final = ("/api/v1/topics", "/api/v1/groups")
+_HELD_BELOW: Final = ("/api/v1/topics", "/api/v1/groups", "/api/v1/transactions")
 
 
 class HttpServer:
@@ -187,13 +187,8 @@ def with_port(host: str, *, https: bool) -> str:
     return f"{host.removesuffix(':')}:{443 if https else 80}"
 
 
-def _is_held(request: h11.Request) -> bool:
+def _is_held(path: str) -> bool:
     """Whether it has to wait for its turn: its answer may be large, and is soon made."""
-    try:
-        target = urlsplit(request.target.decode("latin-1"))
-        path = unquote(plain_path(target.path), errors="strict")
-    except ValueError:
-        return False
     return path in _HELD or path.startswith(_HELD_BELOW)
 
 
@@ -228,6 +223,7 @@ class HttpConnection(asyncio.Protocol):
         self._writable.set()
         self._endless = False
         self._turns = server.limiter
+        self._has_turn = False
         self.waits_since: float | None = None
         """When it began to wait for a request, or for what comes of a login (a refused one waits
         long), by the loop's clock; None while it serves one."""
@@ -347,9 +343,10 @@ class HttpConnection(asyncio.Protocol):
             # Before its turn: who gives wrong passwords or is over a quota waits, and must not hold
             # one meanwhile.
             admitted = await self._or_failure(request, self._admit(request))
-            is_held = isinstance(admitted, HttpRequest) and _is_held(request)
+            is_held = isinstance(admitted, HttpRequest) and _is_held(admitted.path)
             usage = admitted.usage if isinstance(admitted, HttpRequest) else UNMETERED
             async with self._turns if is_held else nullcontext():
+                self._has_turn = is_held
                 if isinstance(admitted, HttpRequest):
                     work = usage.run(self._routes.respond(admitted))
                     admitted = await self._or_failure(request, work)
@@ -557,7 +554,8 @@ class HttpConnection(asyncio.Protocol):
         """Wait until the peer has taken most of the answer; give up when it does not."""
         if not self._writable.is_set():
             self._watch()
-            self._turns.stalled(self._transport.abort)
+            if self._has_turn:
+                self._turns.stalled(self._transport.abort)
             try:
                 await self._writable.wait()
             finally:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from kept.node.admin.results import Remote
 from kept.node.admin.views.topic_view import TopicView
-from kept.node.http import response_limiter
+from kept.node.http import response_limiter, server
+from kept.node.metrics.lazy_metrics import LazyMetrics
 
 GET = "GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n"
 ASKED = GET.format("/api/v1/topics/large").encode()
@@ -29,14 +32,14 @@ def counted(lone, monkeypatch):
     return lone, begun
 
 
-async def connect(port: int) -> socket.socket:
+async def connect(port: int, asked: bytes = ASKED) -> socket.socket:
     """A client that will read when it is asked to, and not before."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(client, ("127.0.0.1", port))
-    await loop.sock_sendall(client, ASKED)
+    await loop.sock_sendall(client, asked)
     return client
 
 
@@ -68,6 +71,45 @@ def test_those_who_take_nothing_make_room_and_no_more_answers_are_held(counted):
             client.close()
 
     lone.run(ask())
+
+
+def test_who_takes_nothing_of_an_answer_that_needs_no_turn_is_left_alone(counted, monkeypatch):
+    """It holds up nobody who waits for one."""
+    monkeypatch.setattr(response_limiter, "STALLED_S", 0.01)
+    lone, begun = counted
+
+    async def render(*_given: Any) -> AsyncIterator[bytes]:
+        for _ in range(128):
+            yield bytes(1 << 16)
+
+    monkeypatch.setattr(LazyMetrics, "render", render)
+
+    async def ask():
+        metrics = await connect(lone.port, GET.format("/metrics").encode())
+        await until(lambda: lone.node.parts.http._server)
+        connections = lone.node.parts.http._server._connections
+        await until(lambda: any(not one._writable.is_set() for one in connections))
+        silent = [await connect(lone.port) for _ in range(2)]
+        await until(lambda: len(begun) == 2)
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port, limit=1 << 24)
+        writer.write(ASKED)
+        await asyncio.wait_for(reader.readuntil(b"]}"), 60)
+        writer.close()
+        await writer.wait_closed()
+        read, loop = 0, asyncio.get_running_loop()
+        while read < 8 << 20:
+            data = await loop.sock_recv(metrics, 1 << 20)
+            assert data, "the node gave it up"
+            read += len(data)
+        for client in (metrics, *silent):
+            client.close()
+
+    lone.run(ask())
+
+
+@pytest.mark.parametrize("path", ["topics", "topics/t", "groups", "groups/g", "transactions"])
+def test_lists_of_what_clients_make_have_their_turn(path):
+    assert server._is_held(f"/api/v1/{path}")
 
 
 def test_while_nobody_waits_a_slow_reader_is_left_alone(counted, monkeypatch):

@@ -101,6 +101,8 @@ class SlicedTask(asyncio.Future[T]):
             next(self._steps)
         except StopIteration as end:
             self.set_result(end.value)
+        except asyncio.CancelledError:  # of a future whose result it took
+            super().cancel()
         except Exception as error:  # noqa: BLE001 - whoever awaits the result handles it
             self.set_exception(error)
 

@@ -135,6 +135,22 @@ def test_an_error_is_the_results(turns) -> None:
         result.result()
 
 
+def test_what_was_cancelled_below_it_ends_it_and_no_other_work(turns) -> None:
+    slices, others = TimeSlices(turns, turns.clock), [Counted(100), Counted(100)]
+    before, cancelled = slices.run(others[0].steps()), turns.loop.create_future()
+    cancelled.cancel()
+
+    def takes() -> Generator[None, None, str]:
+        yield from Counted(IN_PLACE_STEPS + 5).steps()
+        return cancelled.result()
+
+    results = [before, slices.run(takes()), slices.run(others[1].steps())]
+    while turns.calls:
+        turns.turn()
+    assert [result.cancelled() for result in results] == [False, True, False]
+    assert [results[n].result() for n in (0, 2)] == ["made"] * 2
+
+
 class Memory:
     """Has room for so many items, then lets whoever wants more wait."""
 

@@ -18,6 +18,8 @@ from kept.node.runtime.error_codes import shortened
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kept.node.coordinator.common.shard import MakeEvent, Shard
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.coordinator.groups.core import GroupCore
@@ -75,8 +77,8 @@ class DescribeGroupsHandler:
         """All groups of this node, or those in some states and of some types; of those who may not
         describe the cluster those that they may describe.
         """
-        states = {state.strip().lower() for state in getattr(request, "states_filter", ())}
-        types = {kind.strip().lower() for kind in getattr(request, "types_filter", ())}
+        states = yield from _in_lower_case(getattr(request, "states_filter", ()))
+        types = yield from _in_lower_case(getattr(request, "types_filter", ()))
         try:
             listed = yield from self.groups.list_groups(states, types)
         except KeptError as refusal:
@@ -117,6 +119,14 @@ class DescribeGroupsHandler:
             done = [result.result() for result in results]
             return _deleted(refused, done)
         return asyncio.ensure_future(_gathered(refused, results))
+
+
+def _in_lower_case(names: Iterable[str]) -> Steps[set[str]]:
+    found = set()
+    for name in names:  # each may be of 32 KiB, 16 MiB in all
+        yield
+        found.add(name.strip().lower())
+    return found
 
 
 def _member(m: ev.DescribedMember) -> Values:

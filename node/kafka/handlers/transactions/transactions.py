@@ -259,8 +259,14 @@ class TransactionsHandler:
         """Transactional ids that this node coordinates, those that the filters let through and that
         may be described.
         """
-        unknown = [state for state in request.state_filters if state not in _STATES]
-        states = {_STATES[state] for state in request.state_filters if state in _STATES}
+        unknown: list[str] = []
+        states: set[TransactionState] = set()
+        for state in request.state_filters:  # each may be of 32 KiB, 16 MiB in all
+            yield
+            if state in _STATES:
+                states.add(_STATES[state])
+            else:
+                unknown.append(state)
         try:
             wanted = ev.TransactionFilter(
                 states,

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from kept.testing import Cluster
 from tests.cli.conftest import Kept
-from tests.node.coordinator.groups.wire import Connection
+from tests.support.kafka_connection import Connection
 from tests.support.transactional_requests import begin, send
 
 END = 26

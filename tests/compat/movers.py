@@ -17,7 +17,7 @@ from typing import Protocol
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.node.coordinator.groups.wire import FIND, Connection
+from tests.support.kafka_connection import FIND, Connection
 
 PARTITIONS = 4
 RECORDS = 240

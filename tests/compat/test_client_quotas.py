@@ -16,7 +16,7 @@ from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.testing import Cluster
 from kept.testing.ports import free_port
-from tests.node.coordinator.groups.wire import Connection
+from tests.support.kafka_connection import Connection
 from tests.support.quota_requests import alter, create, produce, throttle_ms
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from kept.testing import Cluster
-from tests.node.coordinator.groups.wire import Connection
+from tests.support.kafka_connection import Connection
 from tests.support.transactional_requests import begin, send
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(600)]

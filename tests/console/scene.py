@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 from kept.client.client import OutRecord
 from kept.client.consume.consumer import GroupConsumer
 from kept.client.consume.positions import EARLIEST
-from tests.node.coordinator.groups.wire import Connection
+from tests.support.kafka_connection import Connection
 
 HOSTILE = '<script>document.title = "owned"</script><img src=x onerror="document.title=1">'
 ORDERS, USERS, CLICKS, GROUP = "orders", "users", "clicks", "billing"

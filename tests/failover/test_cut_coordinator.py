@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from tests.failover.network import SHORT, ApartCluster
 from tests.failover.nodes import CATCH_UP_S, Nodes
-from tests.node.coordinator.groups.wire import COMMIT, FETCH, FIND, Connection
+from tests.support.kafka_connection import COMMIT, FETCH, FIND, Connection
 
 pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.timeout(600)]
 

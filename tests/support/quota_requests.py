@@ -6,7 +6,7 @@ from typing import Any
 
 from kept.client.protocol.api_keys import ApiKey
 from kept.storage.records import build_batch
-from tests.node.coordinator.groups.wire import Connection
+from tests.support.kafka_connection import Connection
 
 
 def alter(connection: Connection, names: dict[str, str | None], **ops: float | None) -> Any:

@@ -8,7 +8,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from kept.storage.records import build_batch
-from tests.node.coordinator.groups.wire import FIND, Connection
+from tests.support.kafka_connection import FIND, Connection
 
 PRODUCE: Final = 0
 INIT: Final = 22

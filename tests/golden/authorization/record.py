@@ -16,7 +16,7 @@ from kept.node.kafka.api import APIS
 from kept.testing.ports import free_port
 from tests.golden.authorization.asked import ASKED, CASES
 from tests.golden.authorization.world import PASSWORD, World, fold, log_in
-from tests.node.coordinator.groups.wire import Connection
+from tests.support.kafka_connection import Connection
 from tests.tools import kafka_dist
 
 GOLDEN = Path(__file__).parents[1] / "authorization_4_3.json"

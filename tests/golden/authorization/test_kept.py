@@ -14,7 +14,7 @@ from tests.golden.authorization import asked as table
 from tests.golden.authorization.asked import ASKED, CASES, Asked
 from tests.golden.authorization.record import GOLDEN, PLAIN
 from tests.golden.authorization.world import PASSWORD, World, log_in, unfold
-from tests.node.coordinator.groups.wire import Connection
+from tests.support.kafka_connection import Connection
 
 RECORDED = unfold(json.loads(GOLDEN.read_text()))
 Answers = dict[tuple[str, int, str], str]

@@ -22,7 +22,7 @@ from tests.golden.authorization.asked import (
     Asked,
     bindings_of,
 )
-from tests.node.coordinator.groups.wire import Connection
+from tests.support.kafka_connection import Connection
 
 ASKER = "User:bob"
 PASSWORD = "sesame"

@@ -10,7 +10,7 @@ from typing import Any
 
 from kept.client.protocol.wire import read_uvarint
 from kept.storage.records import build_batch, headers
-from tests.node.coordinator.groups.wire import Connection
+from tests.support.kafka_connection import Connection
 
 PRODUCE, FETCH, LIST_OFFSETS, OFFSET_FETCH, FIND, JOIN, SYNC, CREATE = 0, 1, 2, 9, 10, 11, 14, 19
 DELETE_RECORDS, INIT, ADD, ADD_OFFSETS, END, MARKERS, COMMIT_OFFSETS = 21, 22, 24, 25, 26, 27, 28

@@ -22,7 +22,7 @@ from kept.client.core.metadata import Endpoint
 from kept.client.json_api import JsonApi
 from kept.testing import reaper
 from kept.testing.ports import free_port
-from tests.node.coordinator.groups.wire import FIND, Connection
+from tests.support.kafka_connection import FIND, Connection
 
 CONTROLLERS = (100, 101, 102)
 BROKERS = (1, 2)

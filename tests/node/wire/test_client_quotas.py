@@ -13,7 +13,7 @@ import pytest
 
 from kept.client.protocol.api_keys import ApiKey
 from kept.testing import Cluster
-from tests.node.coordinator.groups.wire import Connection
+from tests.support.kafka_connection import Connection
 from tests.support.quota_requests import alter, create, fetch, produce, throttle_ms
 
 pytestmark = pytest.mark.slow

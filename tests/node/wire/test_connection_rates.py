@@ -16,8 +16,8 @@ from kept.client.protocol import messages as protocol
 from kept.client.security.tls import client_context, tls_config
 from kept.testing import Cluster
 from kept.testing.ports import free_port
-from tests.node.coordinator.groups.wire import Connection
 from tests.support.certificates import Authority
+from tests.support.kafka_connection import Connection
 from tests.support.quota_requests import alter
 
 pytestmark = pytest.mark.slow

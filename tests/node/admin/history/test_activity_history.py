@@ -22,7 +22,7 @@ from kept.node.coordinator.groups import events as ev
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.storage.errors import NetworkException
 from kept.storage.types import TopicPartition
-from tests.node.coordinator.groups.wire import Connection
+from tests.support.kafka_connection import Connection
 from tests.support.quota_requests import fetch
 
 START_MS = 1_700_000_010_000 // INTERVAL_MS * INTERVAL_MS

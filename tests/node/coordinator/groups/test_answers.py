@@ -12,7 +12,8 @@ from kio.schema.errors import ErrorCode
 
 from kept.testing import Cluster
 from kept.testing.ports import free_port
-from tests.node.coordinator.groups.wire import FIND, JOIN, SYNC, Connection, Scenario
+from tests.node.coordinator.groups.scenario import Scenario
+from tests.support.kafka_connection import FIND, JOIN, SYNC, Connection
 
 ANSWERS = Path(__file__).parent / "data" / "kafka-4.3.0-answers.json"
 

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 from kio.schema.errors import ErrorCode
 
 from kept.testing import Cluster
-from tests.node.coordinator.groups.wire import FETCH, Connection
+from tests.support.kafka_connection import FETCH, Connection
 
 GROUPS = 8
 PARTITIONS = 4

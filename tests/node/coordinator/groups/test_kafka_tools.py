@@ -98,7 +98,7 @@ def test_kafka_consumer_groups_command(kept_broker: Cluster) -> None:
 
 def leave(cluster: Cluster, group: str) -> None:
     """Take the static member out of a group."""
-    from tests.node.coordinator.groups.wire import FIND, LEAVE, Connection
+    from tests.support.kafka_connection import FIND, LEAVE, Connection
 
     connection = Connection(cluster.bootstrap)
     connection.ask(FIND, 2, key=group, key_type=0)

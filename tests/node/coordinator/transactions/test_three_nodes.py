@@ -24,7 +24,7 @@ from kept.storage.errors import KeptError
 from kept.storage.records import build_batch
 from kept.storage.types import IsolationLevel, TopicPartition
 from kept.testing import Cluster
-from tests.node.coordinator.groups.wire import FIND, Connection
+from tests.support.kafka_connection import FIND, Connection
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -8,7 +8,7 @@ from kio.schema.errors import ErrorCode
 
 from kept.client.client import OutRecord
 from kept.testing import Cluster
-from tests.node.coordinator.groups.wire import Connection
+from tests.support.kafka_connection import Connection
 
 ELECT = 43
 PREFERRED, UNCLEAN = 0, 1

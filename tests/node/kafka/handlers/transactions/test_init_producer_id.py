@@ -24,7 +24,7 @@ from kept.node.security.session import node_session
 from kept.storage.disk import Disk
 from kept.storage.errors import KafkaStorageError, NotController, StaleBrokerEpoch
 from kept.testing import Cluster
-from tests.node.coordinator.groups.wire import Connection
+from tests.support.kafka_connection import Connection
 from tests.support.metadata import KnownMetadata
 from tests.support.parts import Given
 from tests.support.replicas import RecordedPeers

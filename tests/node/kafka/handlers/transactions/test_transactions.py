@@ -23,7 +23,7 @@ from kept.node.runtime.time_slices import TimeSlices
 from kept.node.security.session import node_session
 from kept.steps import finished
 from kept.testing import Cluster
-from tests.node.coordinator.groups.wire import Connection
+from tests.support.kafka_connection import Connection
 from tests.support.loops import run
 from tests.support.parts import Given
 

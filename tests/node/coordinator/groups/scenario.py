@@ -1,4 +1,4 @@
-"""Requests of the group APIs as frames, and a scenario of them that any broker can be asked.
+"""A scenario of requests of the group APIs, which any broker can be asked.
 
 The answers of Apache Kafka 4.3 to the scenario are in ``data/kafka-4.3.0-answers.json``. What
 differs from run to run is named in order of appearance (member ids) or left out (throttle times,
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import datetime
 import re
-import socket
-import struct
 import uuid
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -19,63 +17,25 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from kept.client.admin.groups import encode_subscription
-from kept.client.protocol.messages import decode_response, encode_request
+from tests.support.kafka_connection import (
+    COMMIT,
+    CREATE,
+    DELETE_GROUPS,
+    DELETE_OFFSETS,
+    DESCRIBE,
+    FETCH,
+    FIND,
+    HEARTBEAT,
+    JOIN,
+    LEAVE,
+    LIST,
+    METADATA,
+    SYNC,
+    Connection,
+)
 
-COMMIT, FETCH, FIND, JOIN, HEARTBEAT, LEAVE, SYNC = 8, 9, 10, 11, 12, 13, 14
-DESCRIBE, LIST, METADATA, CREATE, DELETE_GROUPS, DELETE_OFFSETS = 15, 16, 3, 19, 42, 47
 LEFT_OUT = {"throttle_time", "host", "port", "error_message"}
 MEMBER_ID = re.compile(r"(?:scenario|static-\w+)-[0-9a-f]{8}-[0-9a-f-]{27}")
-
-
-class Connection:
-    """One connection; requests may be sent before earlier answers were read."""
-
-    def __init__(self, bootstrap: str) -> None:
-        host, _, port = bootstrap.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=60)
-        self.sent: list[tuple[int, int, int]] = []
-        self.last = 0
-
-    def send(self, api: int, version: int, **values: Any) -> None:
-        self.last += 1
-        self.sent.append((api, version, self.last))
-        self.socket.sendall(encode_request(api, version, self.last, "scenario", values))
-
-    def receive(self) -> Any:
-        api, version, expected = self.sent.pop(0)
-        correlation_id, body = decode_response(api, version, self.frame())
-        assert correlation_id == expected
-        return body
-
-    def frame(self) -> bytes:
-        """The next response without its length."""
-        (size,) = struct.unpack(">i", self._exactly(4))
-        return self._exactly(size)
-
-    def ask(self, api: int, version: int, **values: Any) -> Any:
-        self.send(api, version, **values)
-        return self.receive()
-
-    def is_answered(self, within_s: float) -> bool:
-        """Whether bytes are there; looks, does not take."""
-        self.socket.settimeout(within_s)
-        try:
-            return bool(self.socket.recv(1, socket.MSG_PEEK))
-        except TimeoutError:
-            return False
-        finally:
-            self.socket.settimeout(30)
-
-    def _exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            more = self.socket.recv(size - len(data))
-            assert more, "the broker closed the connection"
-            data += more
-        return data
-
-    def close(self) -> None:
-        self.socket.close()
 
 
 class Names:

@@ -311,7 +311,7 @@ def test_test_modules_do_not_import_each_other() -> None:
 
 
 def test_fakes_have_types() -> None:
-    """Tests build real parts, or give a few by name (tests/support/parts.py: Given)."""
+    """Tests build real parts, or give a few by name (tests/support/given.py)."""
     offenders = [
         str(p.relative_to(ROOT))
         for p in SOURCES

@@ -27,8 +27,8 @@ from kept.storage.directory import Checkpoint
 from kept.storage.log import missing_files
 from kept.storage.records import build_batch
 from kept.storage.types import Generation
+from tests.support.given import Given
 from tests.support.installing import log_directory
-from tests.support.parts import Given
 from tests.support.replicas import InlinePool, manifest, manifest_context
 from tests.support.simulated_disk import SimulatedCrash
 from tests.support.slow import rest_slow

@@ -12,8 +12,8 @@ from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.grpc import callers
 from kept.node.grpc.callers import Call, Caller, Callers, Evicted
 from kept.node.security.session import Session
+from tests.support.given import Given
 from tests.support.loops import run
-from tests.support.parts import Given
 
 ADA = Session("User:ada")
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kept.node.grpc.lazy_server import LazyServer
+from tests.support.given import Given
 from tests.support.loops import run
-from tests.support.parts import Given
 
 
 class Server:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kept.node.node import Node
-from tests.support.parts import Given
+from tests.support.given import Given
 
 
 def test_the_controller_watches_the_metadata_log_before_it_ticks() -> None:

@@ -18,7 +18,7 @@ from kept.storage.directory import Checkpoint, LogDirectory
 from kept.storage.disk import Disk, parent
 from kept.storage.log.log import Log
 from kept.storage.types import Generation
-from tests.support.parts import Given
+from tests.support.given import Given
 from tests.support.replicas import InlinePool
 
 

@@ -26,8 +26,8 @@ from kept.node.runtime.uncompiled_kernels import Kernels
 from kept.replication.manifests import ManifestCore
 from kept.replication.partition import Partition
 from kept.storage.types import Generation
+from tests.support.given import Given
 from tests.support.logs import TOPIC_ID, open_log
-from tests.support.parts import Given
 from tests.support.simulated_disk import SimulatedDisk
 
 Calls = list[Any]

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.parts import Given
+from tests.support.given import Given
 
 
 class Timers:

@@ -19,8 +19,8 @@ from kept.storage import layout
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import Codec, Generation
 from tests.support.follower_pair import HOUR_MS, Pair, fill, write
+from tests.support.given import Given
 from tests.support.installing import install
-from tests.support.parts import Given
 from tests.support.simulated_disk import SimulatedCrash
 from tests.support.slow import rest_slow
 

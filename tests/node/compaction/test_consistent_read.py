@@ -9,7 +9,7 @@ import pytest
 from kept.node.compaction import consistent_read as module
 from kept.node.compaction.consistent_read import ConcurrentlyModified, read_consistently, read_once
 from kept.storage.errors import DamagedData
-from tests.support.parts import Given
+from tests.support.given import Given
 
 
 def replica():

@@ -18,7 +18,7 @@ from kept.node.controller.controller import Controller
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.runtime.runtime import Runtime
 from kept.storage.errors import InvalidRequest, NetworkException
-from tests.support.parts import Given
+from tests.support.given import Given
 from tests.support.simulated_disk import SimulatedDisk
 
 RECORD = ConfigRecord(4, "", "k", "v")

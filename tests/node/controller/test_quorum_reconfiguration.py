@@ -19,7 +19,7 @@ from kept.node.internode.controller_rpc import ChangeVotersRequest
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.runtime.runtime import Runtime
 from kept.storage.errors import InvalidRequest, NotController, VoterNotFound
-from tests.support.parts import Given
+from tests.support.given import Given
 from tests.support.simulated_disk import SimulatedDisk
 
 TICKS = 100

@@ -11,7 +11,7 @@ from kept.cluster.security.client_quotas import CONNECTION_CREATION_RATE, IP, en
 from kept.node.kafka.accept_throttle import AcceptThrottle, is_closed_by_peer
 from kept.node.runtime.counters import Counters
 from kept.node.security.connection_rates import UNLIMITED, ConnectionRates
-from tests.support.parts import Given
+from tests.support.given import Given
 from tests.support.timers import Timers
 
 HERE, OTHER = "10.0.0.1", "10.0.0.2"

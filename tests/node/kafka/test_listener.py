@@ -20,8 +20,8 @@ from kept.node.runtime.connection_quota import ConnectionQuota
 from kept.node.security.sasl_authenticator import AccessTokenChecked
 from kept.node.security.session import ALLOW_ALL, Session
 from kept.storage.errors import ConfigurationError
+from tests.support.given import Given
 from tests.support.loops import run, turns
-from tests.support.parts import Given
 
 HERE, OTHER, THIRD = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 

@@ -15,7 +15,7 @@ from kept.node.kafka import api, request_authorizer
 from kept.node.security.session import DenyAll, Session
 from kept.steps import finished
 from kept.storage.errors import InvariantViolation, UnsupportedVersion
-from tests.support.parts import Given
+from tests.support.given import Given
 
 LIST_OFFSETS, LIST_GROUPS, CREATE_TOPICS = 2, 16, 19
 

@@ -30,8 +30,8 @@ from kept.node.kafka.tls_handshake import TlsHandshake
 from kept.node.parts import NodeParts
 from kept.node.security.session import Session
 from tests.support.certificates import Authority
+from tests.support.given import Given
 from tests.support.loops import until
-from tests.support.parts import Given
 
 API_VERSIONS = 18
 KEY_END = "-----END PRIVATE KEY-----\n"

@@ -21,7 +21,7 @@ from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.metadata.serving_lease import NEVER, ServingLease
 from kept.node.runtime import clock
 from kept.node.runtime.shutdown import Shutdown
-from tests.support.parts import Given
+from tests.support.given import Given
 
 SESSION_S = 9.0
 

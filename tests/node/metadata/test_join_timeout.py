@@ -12,7 +12,7 @@ from kept.node.internode.identity import node_id_taken
 from kept.node.metadata.join_timeout import POLL_S, REFUSED_S, Joining
 from kept.storage.errors import ConfigurationError, RequestTimedOut
 from kept.testing import Cluster
-from tests.support.parts import Given
+from tests.support.given import Given
 
 VOTERS = tuple(ConfiguredVoter(n, "localhost", 1000 + n) for n in range(3))
 

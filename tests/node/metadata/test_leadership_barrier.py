@@ -11,7 +11,7 @@ from kept.node.internode.controller_rpc import ConfirmReply, ConfirmRequest
 from kept.node.metadata.leadership_barrier import LeadershipBarrier
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.storage.errors import NetworkException, NotController, StaleBrokerEpoch
-from tests.support.parts import Given
+from tests.support.given import Given
 
 
 class Controller:

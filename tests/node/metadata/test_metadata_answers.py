@@ -29,7 +29,7 @@ from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.counters import Counters
 from kept.node.runtime.time_slices import TimeSlices
 from kept.node.security.session import node_session
-from tests.support.parts import Given
+from tests.support.given import Given
 
 TOPIC_IDS = {"t": UUID(int=1), "u": UUID(int=2)}
 

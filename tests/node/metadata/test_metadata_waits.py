@@ -25,7 +25,7 @@ from kept.storage.errors import (
     NotController,
     ResourceExhausted,
 )
-from tests.support.parts import Given
+from tests.support.given import Given
 from tests.support.simulated_disk import SimulatedDisk
 
 DIR = "/meta"

@@ -18,8 +18,8 @@ from kept.replication.quota import ReplicationQuota
 from kept.storage.errors import InvariantViolation
 from kept.storage.log.log import Log
 from kept.storage.types import LogConfig, TopicPartition
+from tests.support.given import Given
 from tests.support.logs import NOW, TOPIC_ID
-from tests.support.parts import Given
 from tests.support.replicas import ManualLoop, live_config
 from tests.support.simulated_disk import SimulatedDisk
 

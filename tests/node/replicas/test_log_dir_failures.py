@@ -8,7 +8,7 @@ import pytest
 
 from kept.node.replicas.log_dir_failures import LogDirFailureChannel
 from kept.storage.errors import MachineError
-from tests.support.parts import Given
+from tests.support.given import Given
 
 
 def failed(path: str) -> MachineError:

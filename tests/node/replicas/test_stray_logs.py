@@ -32,8 +32,8 @@ from kept.storage.inspect.check import check_directory
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
 from tests.support.decisions import propose
+from tests.support.given import Given
 from tests.support.loops import until
-from tests.support.parts import Given
 
 
 def delete_without_the_disk(lone, name: str) -> None:

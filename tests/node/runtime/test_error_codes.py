@@ -7,7 +7,7 @@ import pytest
 from kept.node.runtime import logging
 from kept.node.runtime.error_codes import code_for, error_values
 from kept.storage.errors import InvariantViolation, NotLeaderOrFollower
-from tests.support.parts import Given
+from tests.support.given import Given
 
 
 @pytest.mark.parametrize("error", [InvariantViolation("HW 9 of a log of 7"), KeyError("x")])

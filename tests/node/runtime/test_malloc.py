@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from kept.node.runtime import malloc
-from tests.support.parts import Given
+from tests.support.given import Given
 
 
 def test_it_is_asked_for_once_where_there_is_such_a_call(monkeypatch) -> None:

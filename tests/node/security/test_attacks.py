@@ -24,8 +24,8 @@ from kept.cluster.security.acls import (
 from kept.node.security.revocation import CHECK_S
 from kept.storage.records import build_batch
 from kept.storage.types import TopicPartition
+from tests.support.given import Given
 from tests.support.grpc_calls import basic
-from tests.support.parts import Given
 from tests.support.raw_client import RawClient
 
 PRODUCE, FETCH, CREATE, FOR_LEADER_EPOCH = 0, 1, 19, 23

@@ -12,9 +12,9 @@ from kept.node.kafka.api import RequestContext
 from kept.node.kafka.audited_changes import recorded
 from kept.node.proto import broker_pb2
 from kept.node.security.session import ALLOW_ALL, Session, node_session
+from tests.support.given import Given
 from tests.support.grpc_calls import basic, call
 from tests.support.loops import until
-from tests.support.parts import Given
 from tests.support.raw_client import RawClient
 
 CREATE, ELECT = 19, 43

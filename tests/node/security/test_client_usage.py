@@ -38,8 +38,8 @@ from kept.storage.errors import (
 )
 from kept.storage.records import build_batch
 from tests.node.conftest import Lone
+from tests.support.given import Given
 from tests.support.grpc_calls import basic, call, calling
-from tests.support.parts import Given
 
 # isort: split
 import grpc

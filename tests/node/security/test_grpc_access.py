@@ -34,8 +34,8 @@ from kept.node.security.session import ALLOW_ALL, Session
 from kept.storage.errors import InvariantViolation
 from tests.fuzz import seeds
 from tests.support.credentials import credential
+from tests.support.given import Given
 from tests.support.grpc_calls import basic, call, calling
-from tests.support.parts import Given
 from tests.support.strangers import STRANGERS, stranger
 
 # isort: split

@@ -17,7 +17,7 @@ from kept.node.security.listener_tls import ListenerTls, UnknownPeer
 from kept.node.security.tls_reload import DAY_S, Rotation, TlsReload
 from kept.storage.errors import ConfigurationError
 from tests.support.certificates import DAY, Authority
-from tests.support.parts import Given
+from tests.support.given import Given
 
 
 class Bench:

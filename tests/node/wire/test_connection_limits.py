@@ -24,7 +24,7 @@ from kept.node.kafka.handlers.cluster.raft_voters import RaftVotersHandler
 from kept.node.security.session import Session
 from kept.storage.errors import ClusterAuthorizationFailed
 from kept.testing import Cluster
-from tests.support.parts import Given
+from tests.support.given import Given
 
 HOUR_MS = 3_600_000
 HTTP = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -36,8 +36,8 @@ from tests.support.coordinators import (
     group_in,
     partition_record,
 )
+from tests.support.given import Given
 from tests.support.loops import result, run, turns
-from tests.support.parts import Given
 
 NOT_COORDINATOR = ErrorCode.not_coordinator
 

@@ -36,8 +36,8 @@ from kept.steps import finished
 from kept.storage.records import headers
 from kept.storage.records import records as read_records
 from tests.support.coordinators import TOPIC_ID, ShardFixture, offsets
+from tests.support.given import Given
 from tests.support.loops import result, run, turns, until
-from tests.support.parts import Given
 
 MANY = 3 * SLICE_RECORDS + 1
 NAMESAKE = uuid.UUID(int=6)

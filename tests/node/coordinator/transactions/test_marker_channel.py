@@ -25,9 +25,9 @@ from kept.steps import Steps
 from kept.storage.disk import Disk
 from kept.storage.errors import NetworkException
 from kept.storage.types import TopicPartition
+from tests.support.given import Given
 from tests.support.loops import run, until
 from tests.support.metadata import HeldBarrier
-from tests.support.parts import Given
 
 ORDERS, BILLS = TopicPartition("orders", 0), TopicPartition("bills", 3)
 MARKER = EndMarker(7, 1, 5, True, 2)

@@ -18,8 +18,8 @@ from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk
 from kept.storage.errors import KeptError, NetworkException, NotCoordinator
 from kept.storage.types import TopicPartition
+from tests.support.given import Given
 from tests.support.loops import run
-from tests.support.parts import Given
 from tests.support.replicas import live_config
 
 ORDERS = TopicPartition("orders", 0)

@@ -18,8 +18,8 @@ from kept.storage.errors import (
     ResourceExhausted,
 )
 from kept.storage.types import LogConfig
+from tests.support.given import Given
 from tests.support.logs import NOW, TOPIC_ID, TP, append, batch, create_log
-from tests.support.parts import Given
 from tests.support.simulated_disk import SimulatedDisk
 
 EIO = MachineError("/d", "rename", OSError(5, "EIO"))

@@ -14,7 +14,7 @@ from kept.replication.manifests_events import ManifestRef
 from kept.storage import layout
 from kept.storage.errors import DamagedData
 from kept.storage.types import Generation
-from tests.support.parts import Given
+from tests.support.given import Given
 from tests.support.simulated_disk import SimulatedDisk
 
 PATH = "/d/t-0"

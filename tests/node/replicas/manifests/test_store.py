@@ -27,7 +27,7 @@ from kept.storage.errors import (
     NotLeaderOrFollower,
 )
 from kept.storage.types import Generation
-from tests.support.parts import Given
+from tests.support.given import Given
 from tests.support.replicas import live_config, local_replica, manifest_context
 
 REF: Final = ManifestRef(Generation(1, 5), 100)

@@ -35,9 +35,9 @@ from kept.storage.errors import (
     NotLeaderOrFollower,
 )
 from kept.storage.types import Generation, TopicPartition
+from tests.support.given import Given
 from tests.support.listener import RecordedListener
 from tests.support.logs import TOPIC_ID
-from tests.support.parts import Given
 from tests.support.replicas import InlineRuntime, RecordedPeers, local_replica
 from tests.support.replicas import manifest as manifest_of
 

@@ -13,7 +13,7 @@ from kept.node.kafka.handlers.records import batch_checks
 from kept.node.kafka.handlers.records.batch_checks import BatchChecks, inflated
 from kept.storage.errors import CorruptMessage, InflatesBeyondLimit
 from kept.storage.types import Codec
-from tests.support.parts import Given
+from tests.support.given import Given
 
 MIB = 1 << 20
 LIMIT = 100 * MIB

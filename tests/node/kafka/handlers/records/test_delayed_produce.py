@@ -28,7 +28,7 @@ from kept.storage.errors import (
     OutOfOrderSequenceNumber,
 )
 from kept.storage.log.log import AppendInfo
-from tests.support.parts import Given
+from tests.support.given import Given
 
 
 class Asker:

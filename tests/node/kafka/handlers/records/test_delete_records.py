@@ -12,8 +12,8 @@ from kept.node.kafka.handlers.records import delete_records
 from kept.node.kafka.handlers.records.delete_records import DeleteRecordsHandler
 from kept.steps import Steps, finished
 from kept.storage.types import TopicPartition
+from tests.support.given import Given
 from tests.support.loops import run
-from tests.support.parts import Given
 
 
 class Trimmed:

@@ -32,7 +32,7 @@ from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuotas
 from kept.storage.records import records
 from tests.support import partitions as tools
-from tests.support.parts import Given
+from tests.support.given import Given
 from tests.support.simulated_disk import SimulatedDisk
 
 TOPIC = bytes(16)

@@ -24,9 +24,9 @@ from kept.node.security.session import node_session
 from kept.storage.disk import Disk
 from kept.storage.errors import KafkaStorageError, NotController, StaleBrokerEpoch
 from kept.testing import Cluster
+from tests.support.given import Given
 from tests.support.kafka_connection import Connection
 from tests.support.metadata import KnownMetadata
-from tests.support.parts import Given
 from tests.support.replicas import RecordedPeers
 
 INIT_PRODUCER_ID = 22

@@ -23,9 +23,9 @@ from kept.node.runtime.time_slices import TimeSlices
 from kept.node.security.session import node_session
 from kept.steps import finished
 from kept.testing import Cluster
+from tests.support.given import Given
 from tests.support.kafka_connection import Connection
 from tests.support.loops import run
-from tests.support.parts import Given
 
 FIND, INIT, ADD, ADD_OFFSETS, END, DESCRIBE, LIST = 10, 22, 24, 25, 26, 65, 66
 NONE, FENCED, OLD_EPOCH = (

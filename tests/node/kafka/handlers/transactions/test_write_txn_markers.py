@@ -23,7 +23,7 @@ from kept.storage.errors import NetworkException
 from kept.storage.records import EndTxnMarker
 from kept.storage.types import IsolationLevel, TopicPartition
 from tests.support import partitions as tools
-from tests.support.parts import Given
+from tests.support.given import Given
 from tests.support.simulated_disk import SimulatedDisk
 
 MARKERS = 27

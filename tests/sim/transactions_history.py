@@ -46,7 +46,7 @@ from tests.sim.replica_checks import INTERNAL, ReplicaChecks
 from tests.sim.transactions_checks import TransactionChecks
 from tests.sim.transactions_clients import OffsetReader, Reader, Transactor
 from tests.sim.transactions_compaction import CompactedTransactionChecks
-from tests.sim.transactions_movers import GROUP, SOURCE, Mover
+from tests.sim.transactions_copiers import GROUP, SOURCE, Mover
 from tests.sim.transactions_operator import Ghost, TransactionOperator
 from tests.sim.transactions_returns import GIVEN_UP_S, Replaced, Returns
 from tests.sim.world import Violation

@@ -13,8 +13,8 @@
   producer id or an epoch falls (I7);
 - ``fenced``: what an instance sends is taken after a newer one was given an epoch (I6);
 - ``producer-state``: what a replica knows of producers is not what follows from its log (I11);
-- ``moved``: what movers read is in what they wrote, once: all below the offsets that they committed
-  in their transactions, and nothing twice (I10);
+- ``moved``: what copiers read is in what they wrote, once: all below the offsets that they
+  committed in their transactions, and nothing twice (I10);
 - ``described``: an operator is told what can't be;
 - ``hanging``: at rest a transaction is open (I4, I5).
 """
@@ -40,7 +40,7 @@ _STATE: Final = Struct(">hqhib")
 
 
 def moved(value: bytes, attempt: int) -> bytes:
-    """What a mover makes of a record, unlike what it made of it in another transaction."""
+    """What a copier makes of a record, unlike what it made of it in another transaction."""
     return MOVED + b"%d %s" % (attempt, value)
 
 
@@ -81,7 +81,7 @@ class TransactionChecks:
         self._owners: dict[int, str] = {}
         self._newest: dict[str, tuple[int, int]] = {}
         self._moved: dict[bytes, tuple[TopicPartition, int]] = {}
-        """What movers read -> where it is among what they wrote."""
+        """What copiers read -> where it is among what they wrote."""
         self._given: dict[str, list[tuple[float, tuple[int, int]]]] = {}
         """By transactional id: when each producer id and epoch was given to an instance."""
 
@@ -158,7 +158,7 @@ class TransactionChecks:
                 raise Violation("moved", f"{source[:30]!r} is at {known} and {(tp, offset)}")
 
     def all_moved(self, tp: TopicPartition, committed: int, records: Iterable[Rec]) -> None:
-        """What movers read below the offset that they committed is in what they wrote."""
+        """What copiers read below the offset that they committed is in what they wrote."""
         for rec in records:
             source = rec.value or b""
             if rec.offset < committed and source not in self._moved and not self._may_lose():

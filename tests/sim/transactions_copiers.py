@@ -1,7 +1,7 @@
-"""Movers of stage ``transactions``: they consume a topic as members of one group, produce what they
-make of it to others, and commit their offsets in the same transactions (KIP-447).
+"""Copiers of stage ``transactions``: they consume a topic as members of one group, produce what
+they make of it to others, and commit their offsets in the same transactions (KIP-447).
 
-Each slot of the group has a transactional id. A mover whose generation is over aborts and joins
+Each slot of the group has a transactional id. A copier whose generation is over aborts and joins
 again; one that was fenced, or died, is followed by another one under its id, at times while the
 group still gives its partitions to a third.
 """
@@ -21,15 +21,15 @@ from tests.sim.transactions_clients import TXN_OFFSET_COMMIT, Instance, Over
 if TYPE_CHECKING:
     from tests.sim.transactions_history import TransactionsHistory
 
-GROUP: Final = "movers"
+GROUP: Final = "movers"  # its coordinator follows from the name: histories would be others
 SOURCE: Final = "source"
 MOST: Final = 5
 """Records that one transaction moves."""
 COMMITS: Final = 0.85
-"""How many of their transactions movers commit."""
+"""How many of their transactions copiers commit."""
 
 
-class Mover(Member):
+class Copier(Member):
     """A slot of the group. ``level``: of its transactions."""
 
     history: TransactionsHistory  # type: ignore[assignment]
@@ -41,13 +41,13 @@ class Mover(Member):
     @property
     def live(self) -> type[Life]:
         """See :meth:`Member.live`."""
-        return MoverLife
+        return CopierLife
 
 
-class MoverLife(Life):
-    """One life of a mover: with a producer of its own."""
+class CopierLife(Life):
+    """One life of a copier: with a producer of its own."""
 
-    def __init__(self, slot: Mover, name: str) -> None:
+    def __init__(self, slot: Copier, name: str) -> None:
         super().__init__(slot, name)
         self.moves = slot.history
         self.producer = Instance(slot, name)

@@ -46,7 +46,7 @@ from tests.sim.replica_checks import INTERNAL, ReplicaChecks
 from tests.sim.transactions_checks import TransactionChecks
 from tests.sim.transactions_clients import OffsetReader, Reader, Transactor
 from tests.sim.transactions_compaction import CompactedTransactionChecks
-from tests.sim.transactions_copiers import GROUP, SOURCE, Mover
+from tests.sim.transactions_copiers import GROUP, SOURCE, Copier
 from tests.sim.transactions_operator import Ghost, TransactionOperator
 from tests.sim.transactions_returns import GIVEN_UP_S, Replaced, Returns
 from tests.sim.world import Violation
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 IDS: Final = 3
 STATE_PARTITIONS: Final = 2
 OWN_IDS: Final = 1 << 40
-MOVERS: Final = 3
+COPIERS: Final = 3
 KEYS: Final = 6
 COMPACTS: Final = 0.3
 TOMBSTONES: Final = 0.2
@@ -116,10 +116,11 @@ class TransactionsHistory(NodesHistory):
         makes passes of the topic; ``late_markers``: markers are held; ``returns``: leaderships go
         and come back meanwhile; drawn if None.
         ``recreates``: a topic is deleted and made anew; ``expires``: producers are forgotten that
-        were silent for two seconds. ``naps``: how often a mover sleeps for longer than its session.
-        ``levels``: the versions of transactions that producers have; ``lingers_s``: how long they
-        may wait after each of their batches; ``replaces``: coordinators are, and do not hear of
-        it; ``steady``: instances live long, and nobody fences them; ``faults``: the only kinds.
+        were silent for two seconds; ``naps``: how often a copier sleeps for longer than its
+        session; ``levels``: the versions of transactions that producers have; ``lingers_s``: how
+        long they may wait after each of their batches; ``replaces``: coordinators are, and do not
+        hear of it; ``steady``: instances live long, and nobody fences them; ``faults``: the only
+        kinds.
         """
         self.rows = Random(f"compacts {seed}")
         """For what is in histories with passes, and no other."""
@@ -364,16 +365,16 @@ class TransactionsHistory(NodesHistory):
         if self.late_markers:
             self.watch(self._hold_markers())
         ghosts = [Ghost(self)] * self.hangs
-        movers = []
+        copiers = []
         if self.moves:
-            movers = [
-                Mover(self, f"mover-{slot}", self.random.choice((1, 2))) for slot in range(MOVERS)
+            copiers = [
+                Copier(self, f"mover-{slot}", self.random.choice((1, 2))) for slot in range(COPIERS)
             ]
             for number in range(self.subscribed[1]):
                 tp = TopicPartition(self.subscribed[0], number)
                 self.writers.append(Producer(Client(self), tp, -1, 1, 0.2))
         replaced = [] if self.replaced is None else [self.replaced]
-        return [*self.writers, *self.readers, *offsets, *ghosts, *movers, *replaced]
+        return [*self.writers, *self.readers, *offsets, *ghosts, *copiers, *replaced]
 
     async def verify(self) -> None:
         """Nothing is open, and readers find all that was committed, whole."""

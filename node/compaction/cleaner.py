@@ -38,6 +38,7 @@ from kept.node.replicas.manifests.errors import PassFailed, Withdrawn, check_sto
 from kept.node.replicas.manifests.workers import ManifestWork, or_vanished, pass_limits
 from kept.node.runtime.background_steps import in_slices
 from kept.node.runtime.logging import log
+from kept.node.runtime.tasks import TaskOwner
 from kept.storage.errors import KeptError, MachineError, NotLeaderOrFollower
 from kept.storage.types import TopicPartition
 
@@ -112,9 +113,9 @@ class Cleaner:
         self.failures = Failures()
         self._last: dict[TopicPartition, Result] = {}
         self._requested: dict[TopicPartition, _Request] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskOwner(self._runtime.loop)
         self._wake = asyncio.Event()
-        self._loop_task: asyncio.Task[None] | None = None
+        self._started = False
         self._stopping = False
 
     # What the node calls.
@@ -122,7 +123,12 @@ class Cleaner:
     def start(self) -> None:
         """Begin to look for work, unless ``log.cleaner.enable`` is false."""
         if self._config.current.log_cleaner_enable:
-            self._loop_task = self._runtime.loop.create_task(self._run())
+            self._start_loop()
+
+    def _start_loop(self) -> None:
+        if not self._started:
+            self._started = True
+            self._tasks.spawn(self._run())
 
     def generation_applied(self, tp: TopicPartition) -> None:
         """A generation was applied, whoever computed it."""
@@ -138,9 +144,7 @@ class Cleaner:
         for running in list(self.running.values()):
             running.work.cancel()
         await close_manifests()
-        tasks = [*self._tasks, *([self._loop_task] if self._loop_task else [])]
-        if tasks:
-            await asyncio.wait(tasks, timeout=STOP_WAIT_S)
+        await self._tasks.finish(STOP_WAIT_S)
 
     def forget(self, tp: TopicPartition, error: BaseException | None = None) -> None:
         """The partition is gone from here; ``error`` is why, if its directory failed."""
@@ -198,8 +202,7 @@ class Cleaner:
         self.failures.retry(tp)
         future: asyncio.Future[Result | NotNow] = self._runtime.loop.create_future()
         self._requested.setdefault(tp, _Request()).waiters.append(future)
-        if self._loop_task is None:
-            self._loop_task = self._runtime.loop.create_task(self._run())
+        self._start_loop()
         self._wake.set()
         return future
 
@@ -254,9 +257,7 @@ class Cleaner:
                 chosen, self._runtime.now_ms(), partition.leader_epoch, partition.log.truncations
             )
             self.running[chosen.topic_partition] = running
-            task = self._runtime.loop.create_task(self._pass(hosted, running))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._pass(hosted, running))
 
     @property
     def _computing(self) -> int:

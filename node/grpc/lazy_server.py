@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.node.grpc.callers import Caller, Callers
 from kept.node.grpc.splice import splice
 from kept.node.runtime.logging import log
+from kept.node.runtime.tasks import TaskOwner
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class LazyServer:
         self._server: GrpcServer | None = None
         self._starting: asyncio.Task[GrpcServer] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._joining: set[asyncio.Task[None]] = set()
+        self._joining = TaskOwner(self.runtime.loop)
         self._callers = Callers(self.config)
         self._quiet_until = 0.0
         self._stopped = False
@@ -56,9 +57,7 @@ class LazyServer:
         if caller is None:
             self._refuse(transport)
             return
-        task = self.runtime.loop.create_task(self._join(caller, first_bytes))
-        self._joining.add(task)
-        task.add_done_callback(self._joining.discard)
+        self._joining.spawn(self._join(caller, first_bytes))
 
     def _refuse(self, transport: Any) -> None:
         transport.abort()
@@ -123,9 +122,7 @@ class LazyServer:
     async def stop(self) -> None:
         """End every call and stop serving."""
         self._stopped = True
-        for task in self._joining:
-            task.cancel()
-        await asyncio.gather(*self._joining, return_exceptions=True)
+        await self._joining.close()
         if self._starting is not None:
             await asyncio.gather(self._starting, return_exceptions=True)
         if self._server is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterable
+from contextlib import suppress
 from random import uniform
 from typing import Any, Generic, TypeVar
 
@@ -35,6 +36,8 @@ async def gather_or_cancel(works: Iterable[Awaitable[T]]) -> list[T]:
 class TaskOwner:
     """The tasks of one part. Used on the node's loop."""
 
+    __slots__ = ("_loop", "_tasks")
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -57,6 +60,13 @@ class TaskOwner:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.exception("task failed", error)
+
+    async def finish(self, timeout_s: float | None = None) -> None:
+        """Wait until nothing runs, for ``timeout_s`` at most; what runs still goes on then."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
         """Cancel what still runs, and wait for it."""

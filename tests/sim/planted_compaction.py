@@ -59,7 +59,7 @@ def applied_twice(original: Any) -> Any:
     """Two tasks put one manifest into place."""
 
     async def apply(self: Any, ref: Any, work: Any) -> None:
-        self._spawn(original(self, ref, self._begin_work()))
+        self._tasks.spawn(original(self, ref, self._begin_work()))
         await original(self, ref, work)
 
     return apply

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.internode import manifest_rpc as calls
 from kept.node.runtime.logging import log
+from kept.node.runtime.tasks import TaskOwner
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class ManifestNotifier:
         self._open: dict[LocalReplica, dict[int, _Sent]] = {}
         self._fresh: dict[LocalReplica, None] = {}
         self._woken = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._sending: set[asyncio.Task[None]] = set()
+        self._tasks = TaskOwner(runtime.loop)
+        self._running = False
 
     def announce(self, hosted: LocalReplica) -> None:
         """A leader here has something for its followers, or they are others now."""
@@ -66,9 +67,9 @@ class ManifestNotifier:
         self._open.setdefault(hosted, {})
         self._fresh[hosted] = None
         self._woken.set()
-        if self._task is None:
-            self._task = self._runtime.loop.create_task(self._run())
-            self._task.add_done_callback(self._ended)
+        if not self._running:
+            self._running = True
+            self._tasks.spawn(self._run())
 
     def brokers_changed(self) -> None:
         """Some may be back, and with less than they had."""
@@ -78,18 +79,18 @@ class ManifestNotifier:
 
     async def stop(self) -> None:
         """Send nothing more."""
-        tasks = [*self._sending, *([] if self._task is None else [self._task])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """A bug of ours must not end it for good: the next announcement begins anew."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.exception("manifest news not sent", error)
-            self._task = None
+        await self._tasks.close()
 
     async def _run(self) -> None:
+        try:
+            await self._send_until_closed()
+        except Exception:
+            self._running = False  # a bug of ours: the next announcement begins anew
+            raise
+        self._running = False
+
+    async def _send_until_closed(self) -> None:
+        """Send news until no partition is open."""
         loop = self._runtime.loop
         review_at = 0.0
         while self._open:
@@ -107,16 +108,12 @@ class ManifestNotifier:
                     self._open.pop(hosted, None)
             for broker, replicas in news.items():
                 for first in range(0, len(replicas), MAX_NEWS):
-                    batch = replicas[first : first + MAX_NEWS]
-                    task = loop.create_task(self._send(broker, batch))
-                    self._sending.add(task)
-                    task.add_done_callback(self._sending.discard)
+                    self._tasks.spawn(self._send(broker, replicas[first : first + MAX_NEWS]))
             try:
                 async with asyncio.timeout(max(review_at - loop.time(), 0)):
                     await self._woken.wait()
             except TimeoutError:
                 continue
-        self._task = None
 
     def _collect(self, hosted: LocalReplica, news: dict[int, list[LocalReplica]]) -> bool:
         """Add the followers that are due to get news; False when none lacks anything."""

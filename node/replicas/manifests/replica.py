@@ -17,9 +17,8 @@ place: each looks at what the others have under way.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from kept.node.replicas.manifests.errors import ManifestUnreadable, missing_offset
 from kept.node.replicas.manifests.retry import RetrySchedule
@@ -35,6 +34,7 @@ from kept.node.replicas.manifests.status import (
 )
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
+from kept.node.runtime.tasks import TaskOwner
 from kept.replication import manifests_events as ev
 from kept.replication.events import ManifestPublished
 from kept.replication.follower import NO_LEADER
@@ -105,7 +105,7 @@ class ReplicaManifests:
         self._made: Made | None = None
         self._works: set[ManifestWork] = set()
         """What is being built or put into place, or waits for its turn."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskOwner(context.runtime.loop)
         self._closed = False
         self._awaited_end = NEVER
         """Ask again once the log reaches this: what is published ends there."""
@@ -296,13 +296,13 @@ class ReplicaManifests:
             case ev.AnnounceManifest():
                 self._announce()
             case ev.StoreManifest():
-                self._spawn(self._store(effect))
+                self._tasks.spawn(self._store(effect))
             case ev.ApplyManifest(ref):
-                self._spawn(self._apply(ref, self._begin_work()))
+                self._tasks.spawn(self._apply(ref, self._begin_work()))
             case ev.CancelApply():
                 self._cancel_work()
             case ev.CreateBaseGeneration():
-                self._spawn(self._make_base(effect, self._begin_work()))
+                self._tasks.spawn(self._make_base(effect, self._begin_work()))
             case ev.DiscardPass(ref):
                 self._discarded(ref)
             case ev.ClearApplied():
@@ -318,16 +318,6 @@ class ReplicaManifests:
                 self.schedule_pull()
             case ev.TruncateLog(offset):
                 self._cut_log(offset)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._context.runtime.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.exception("manifest work failed", error)
 
     def _forget_applied(self, change: Callable[[], None]) -> None:
         """Nothing is applied any more."""
@@ -605,7 +595,7 @@ class ReplicaManifests:
         core = self.core
         if core.making_base and not self._works:
             effect = ev.CreateBaseGeneration(core.leader_epoch, core.replaces)
-            self._spawn(self._make_base(effect, self._begin_work()))
+            self._tasks.spawn(self._make_base(effect, self._begin_work()))
         elif core.role is not ManifestRole.NONE:
             self.step(ev.RetryTriggered())
             self.schedule_pull()
@@ -623,6 +613,4 @@ class ReplicaManifests:
     async def close(self) -> None:
         """As :meth:`abandon`; done when no file is worked on."""
         self.abandon()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-            await asyncio.sleep(0)
+        await self._tasks.finish()

@@ -19,6 +19,27 @@ def test_what_was_spawned_ends_with_its_owner():
     asyncio.run(main())
 
 
+def test_what_is_finished_also_waits_for_what_was_spawned_meanwhile():
+    async def main():
+        owner, ended = TaskOwner(asyncio.get_running_loop()), []
+
+        async def work(left):
+            await asyncio.sleep(0)
+            if left:
+                owner.spawn(work(left - 1))
+            ended.append(left)
+
+        owner.spawn(work(2))
+        await owner.finish()
+        assert ended == [2, 1, 0]
+        for_ever = owner.spawn(asyncio.Event().wait())
+        await owner.finish(0.001)
+        assert not for_ever.done(), "only waited for, and not for ever"
+        await owner.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("awaited", [False, True])
 def test_an_error_is_logged_unless_it_is_somebodys(awaited, capsys):
     async def fail():

@@ -20,6 +20,7 @@ from kept.node.replicas.manifests.replica import NEVER, ReplicaManifests
 from kept.node.replicas.manifests.retry import RetrySchedule
 from kept.node.replicas.manifests.store import Computing, Files, Made
 from kept.node.replicas.manifests.workers import ManifestWork
+from kept.node.runtime.tasks import TaskOwner
 from kept.replication import manifests_events as ev
 from kept.replication.follower_replica import FollowerReplica
 from kept.replication.manifests import ManifestCore, ManifestRole
@@ -35,7 +36,7 @@ from kept.storage.errors import (
     ResourceExhausted,
 )
 from kept.storage.types import Generation, TopicPartition
-from tests.support.parts import Given
+from tests.support.given import Given
 from tests.support.replicas import local_replica, manifest, manifest_context, record
 
 TP: Final = TopicPartition("orders", 0)
@@ -255,7 +256,7 @@ def test_work_that_waits_for_other_logs_keeps_no_cut_and_no_end_waiting(
     ended = [ev.ApplyAborted(OLDER)] if isinstance(effect, ev.ApplyManifest) else []
 
     async def go() -> None:
-        replica._context.runtime.loop = asyncio.get_running_loop()
+        replica._tasks = TaskOwner(asyncio.get_running_loop())
         files = opened(replica)
         async with replica._context.appliers:
             for cancel in (replica.check_cut, replica.abandon):
@@ -266,8 +267,7 @@ def test_work_that_waits_for_other_logs_keeps_no_cut_and_no_end_waiting(
                 assert not work.has_turn and not calls
                 cancel()
                 async with asyncio.timeout(60):
-                    while replica._tasks:
-                        await asyncio.sleep(0)
+                    await replica._tasks.finish()
                 assert [call for call in calls if call != "over"] == ended, "it has not failed"
                 assert not replica._works and not files._turn.locked()
                 calls.clear()
@@ -461,7 +461,7 @@ def test_what_failed_is_tried_again(replica, calls, *, monkeypatch, core, count,
     monkeypatch.setattr(
         Written, "_make_base", lambda _, effect, work: ("base", effect.leader_epoch)
     )
-    monkeypatch.setattr(Written, "_spawn", lambda _, work: calls.append(work))
+    replica._tasks = Given(spawn=calls.append)
     assert replica.retry() is bool(count)
     assert calls == expected
     if core.get("making_base"):

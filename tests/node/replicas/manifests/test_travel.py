@@ -470,7 +470,7 @@ class Told:
 
     async def over(self) -> None:
         async with asyncio.timeout(60):
-            while self.news._task is not None:
+            while self.news._running:
                 await asyncio.sleep(0.005)
 
 
@@ -554,7 +554,7 @@ def test_one_whose_fetch_came_late_is_told_until_it_says_anew_what_it_applied(mo
         partition.step(ManifestApplied(2, (3, 1), 5), 0)
         await told.over()
         partition.step(FollowerFetched(2, 10, 5), 0)
-        assert told.news._task is None, "it is told no more"
+        assert not told.news._running, "it is told no more"
 
     asyncio.run(go())
 
@@ -587,7 +587,7 @@ def test_news_of_a_partition_that_was_closed_meanwhile_ends_nothing(monkeypatch)
         monkeypatch.setattr(told.news, "_collect", looked)
         async with asyncio.timeout(60):
             while len(told.sent) < 3:
-                assert told.news._task is not None and not told.news._task.done()
+                assert told.news._running
                 await asyncio.sleep(0.005)
         await told.news.stop()
 

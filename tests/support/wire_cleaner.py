@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kept.storage.records import build_batch
+from tests.support.request_values import now_ms
 
 CONFIG = {
     "cleanup.policy": "compact",
@@ -11,14 +12,14 @@ CONFIG = {
 }
 
 
-def fill(wire, topic, tools, rounds=40, keys=20):
+def fill(wire, topic, rounds=40, keys=20):
     """Rounds of updates; the last value of each key."""
     expected = {}
     for number in range(rounds):
         batch = []
         for key in range(keys):
             name, value = b"k%d" % key, b"%d" % number * 5
-            batch.append((tools.now_ms(), name, value, ()))
+            batch.append((now_ms(), name, value, ()))
             expected[name] = value
         assert int(wire.produce(topic, build_batch(batch), acks=-1).error_code) == 0
     return expected

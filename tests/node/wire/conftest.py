@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from kept.client.protocol import messages as protocol
-from kept.storage.records import build_batch
+from tests.support.request_values import fetch_values, list_offsets_values, produce_values
 
 DEADLINE_S = 60.0
 """Tests that ask for more than this are not to wait: they fail where they do."""
@@ -82,71 +81,8 @@ class Wire:
         return response.responses[0].partitions[0]
 
     def end_offset(self, topic: str) -> int:
-        partition = {"partition_index": 0, "timestamp": -1}
-        response = self.ask(2, 5, **list_values(topic, partition))
+        response = self.ask(2, 5, **list_offsets_values(topic))
         return response.topics[0].partitions[0].offset
-
-
-def produce_values(topic: str, data: bytes | None, **more: Any) -> dict[str, Any]:
-    partition = {"index": more.pop("partition", 0), "records": data}
-    topics = [
-        {"name": topic, "topic_id": more.pop("topic_id", None), "partition_data": [partition]}
-    ]
-    return {"transactional_id": None, "acks": 1, "timeout": 60_000, "topic_data": topics, **more}
-
-
-def fetch_values(topic: str, offset: int, **more: Any) -> dict[str, Any]:
-    partition = {
-        "partition": more.pop("partition", 0),
-        "fetch_offset": offset,
-        "partition_max_bytes": more.pop("partition_max_bytes", 1 << 20),
-        "current_leader_epoch": more.pop("current_leader_epoch", -1),
-    }
-    topics = [{"topic": topic, "topic_id": more.pop("topic_id", None), "partitions": [partition]}]
-    return {
-        "replica_id": -1,
-        "max_wait": 0,
-        "min_bytes": 1,
-        "max_bytes": 1 << 24,
-        "isolation_level": 0,
-        "session_id": 0,
-        "session_epoch": -1,
-        "topics": topics,
-        "forgotten_topics_data": (),
-        "rack_id": "",
-        **more,
-    }
-
-
-def list_values(topic: str, partition: dict[str, Any]) -> dict[str, Any]:
-    topics = [{"name": topic, "partitions": [partition]}]
-    return {"replica_id": -1, "isolation_level": 0, "topics": topics, "timeout": 1000}
-
-
-def now_ms() -> int:
-    return int(time.time() * 1000)
-
-
-def one_batch(count: int = 1, size: int = 10, **more: Any) -> bytes:
-    """A batch of ``count`` records with keys."""
-    stamp = more.pop("timestamp", None) or now_ms()
-    records = [(stamp, b"k%d" % i, b"v" * size, ()) for i in range(count)]
-    return build_batch(records, **more)
-
-
-class Tools:
-    """What the tests of this folder share."""
-
-    batch = staticmethod(one_batch)
-    produce_values = staticmethod(produce_values)
-    fetch_values = staticmethod(fetch_values)
-    list_values = staticmethod(list_values)
-    now_ms = staticmethod(now_ms)
-
-
-@pytest.fixture
-def tools() -> type[Tools]:
-    return Tools
 
 
 @pytest.fixture

@@ -46,11 +46,11 @@ def data_end(data):
     return max(header.next_offset for _, header in headers(data))
 
 
-def test_a_log_is_cleaned_and_says_so(kept_cluster, connect, tools):
+def test_a_log_is_cleaned_and_says_so(kept_cluster, connect):
     cluster = kept_cluster(log_cleaner_backoff_ms=100)
     topic = cluster.create_topic(config=CONFIG)
     wire = connect(cluster.port())
-    expected = fill(wire, topic, tools)
+    expected = fill(wire, topic)
     cluster.wait_until(lambda: latest(wire, topic)[1] < 400, "the log is cleaned")
     assert latest(wire, topic)[0] == expected
     cluster.wait_until(lambda: 'event="log cleaned"' in cluster.log(), "the line is written")
@@ -60,10 +60,10 @@ def test_a_log_is_cleaned_and_says_so(kept_cluster, connect, tools):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_kill_9_in_a_swap(kept_cluster, connect, tools, step):
+def test_kill_9_in_a_swap(kept_cluster, connect, step):
     cluster = kept_cluster(log_cleaner_enable="false", log_cleaner_backoff_ms=100)
     topic = cluster.create_topic(config=CONFIG)
-    expected = fill(connect(cluster.port()), topic, tools)
+    expected = fill(connect(cluster.port()), topic)
     end = connect(cluster.port()).end_offset(topic)
     cluster.stop()
     cluster.start(fail_point=step, wait=False, log_cleaner_enable="true")
@@ -75,15 +75,15 @@ def test_kill_9_in_a_swap(kept_cluster, connect, tools, step):
     cluster.stop()
     cluster.start(log_cleaner_enable="true")
     wire = connect(cluster.port())
-    fill(wire, topic, tools, rounds=10)
+    fill(wire, topic, rounds=10)
     cluster.wait_until(lambda: latest(wire, topic)[1] < 400, "the log is cleaned")
     assert set(latest(wire, topic)[0]) == set(expected)
 
 
-def test_a_worker_that_dies_is_a_reason_and_a_retry(kept_cluster, connect, tools):
+def test_a_worker_that_dies_is_a_reason_and_a_retry(kept_cluster, connect):
     cluster = kept_cluster(log_cleaner_enable="false", log_cleaner_backoff_ms=100)
     topic = cluster.create_topic(config=CONFIG)
-    expected = fill(connect(cluster.port()), topic, tools)
+    expected = fill(connect(cluster.port()), topic)
     cluster.stop()
     cluster.start(fail_point="compaction.built=kill", log_cleaner_enable="true")
     cluster.wait_until(lambda: "log not cleaned" in cluster.log(), "the failure is told")

@@ -6,16 +6,17 @@ import os
 
 import pytest
 
+from tests.support.request_values import one_batch
 from tests.support.slow import rest_slow
 
 
 @pytest.mark.parametrize("clean", rest_slow([True, False], 1))
-def test_a_consumer_of_a_segment_that_was_cut_is_told(kept_cluster, connect, tools, clean):
+def test_a_consumer_of_a_segment_that_was_cut_is_told(kept_cluster, connect, clean):
     cluster = kept_cluster(log_flush_offset_checkpoint_interval_ms=50)
     topic = cluster.create_topic(config={"segment.bytes": "4096", "flush.messages": "1"})
     wire = connect(cluster.port())
     for number in range(20):
-        assert wire.produce(topic, tools.batch(1, 600)).base_offset == number
+        assert wire.produce(topic, one_batch(1, 600)).base_offset == number
     directory = os.path.join(cluster.data_dir(), "log", f"{topic}-0")
     cluster.wait_until(lambda: _recovery_point(cluster, topic) == 20, "all is durable")
     cluster.stop() if clean else cluster.kill()
@@ -34,7 +35,7 @@ def test_a_consumer_of_a_segment_that_was_cut_is_told(kept_cluster, connect, too
     assert 'event="a log is damaged"' in cluster.log() and path in cluster.log()
     assert cluster.log().count('event="a log is damaged"') == 1, "and not at each fetch"
     assert wire.fetch(topic, last + 1).error_code.name == "none", "what is whole is served"
-    assert wire.produce(topic, tools.batch(1)).base_offset == 20
+    assert wire.produce(topic, one_batch(1)).base_offset == 20
 
 
 def _recovery_point(cluster, topic) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kept.client.client import Client
+from tests.support.request_values import one_batch
 
 OFFSET_OUT_OF_RANGE = 1
 NOT_LEADER_OR_FOLLOWER = 6
@@ -29,17 +30,17 @@ def cluster():
         yield made
 
 
-def filled(cluster, connect, tools):
+def filled(cluster, connect):
     topic = cluster.create_topic()
     leader = described(cluster, topic).leader
     wire = connect(cluster.port(leader))
     for _ in range(10):
-        assert wire.produce(topic, tools.batch(), acks=-1).error_code == 0
+        assert wire.produce(topic, one_batch(), acks=-1).error_code == 0
     return topic, leader, wire
 
 
-def test_it_is_answered_when_all_replicas_have_moved(cluster, connect, tools):
-    topic, leader, wire = filled(cluster, connect, tools)
+def test_it_is_answered_when_all_replicas_have_moved(cluster, connect):
+    topic, leader, wire = filled(cluster, connect)
     followers = [connect(cluster.port(node)) for node in range(3) if node != leader]
     for offset in (4, 7, -1):
         told = wire.ask(21, 2, **deletion(topic, offset)).topics[0].partitions[0]
@@ -52,8 +53,8 @@ def test_it_is_answered_when_all_replicas_have_moved(cluster, connect, tools):
     assert (refused.error_code, refused.low_watermark) == (NOT_LEADER_OR_FOLLOWER, -1)
 
 
-def test_it_says_so_when_a_replica_does_not_follow_in_time(cluster, connect, tools):
-    topic, leader, wire = filled(cluster, connect, tools)
+def test_it_says_so_when_a_replica_does_not_follow_in_time(cluster, connect):
+    topic, leader, wire = filled(cluster, connect)
     stopped = (leader + 1) % 3
     cluster.pause(stopped)
     try:

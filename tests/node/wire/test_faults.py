@@ -20,6 +20,7 @@ from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk
 from kept.storage.records import records
 from kept.testing.ports import free_port
+from tests.support.request_values import fetch_values, one_batch, produce_values
 from tests.support.slow import rest_slow
 
 
@@ -60,11 +61,11 @@ def all_offsets(wire, topic, end):
 
 
 @pytest.mark.parametrize("kind", rest_slow(["eio", "enospc"], 1))
-def test_a_write_that_fails_takes_the_only_directory_offline(kept_cluster, connect, tools, kind):
+def test_a_write_that_fails_takes_the_only_directory_offline(kept_cluster, connect, kind):
     cluster = kept_cluster()
     wire = connect(cluster.port())
     topic = cluster.create_topic()
-    assert wire.produce(topic, tools.batch(1)).base_offset == 0
+    assert wire.produce(topic, one_batch(1)).base_offset == 0
     cluster.stop()
     cluster.start(fail_point=f"append.write={kind}:3")
     wire = connect(cluster.port())
@@ -72,7 +73,7 @@ def test_a_write_that_fails_takes_the_only_directory_offline(kept_cluster, conne
     codes = []
     for _ in range(4):
         try:
-            found = wire.produce(topic, tools.batch(1), acks=-1)
+            found = wire.produce(topic, one_batch(1), acks=-1)
         except (EOFError, ConnectionError):
             break
         codes.append(int(found.error_code))
@@ -87,7 +88,7 @@ def test_a_write_that_fails_takes_the_only_directory_offline(kept_cluster, conne
     assert all_offsets(wire, topic, acked) == list(range(acked))
 
 
-def test_one_of_two_directories_fails(tools, tmp_path):
+def test_one_of_two_directories_fails(tmp_path):
     settings = {
         "listeners": f"PLAINTEXT://127.0.0.1:{free_port()}",
         "log.dirs": f"{tmp_path}/a,{tmp_path}/b",
@@ -116,11 +117,11 @@ def test_one_of_two_directories_fails(tools, tmp_path):
             return protocol.decode_response(key, version, await reader.readexactly(size))[1]
 
         async def produce(topic):
-            found = await ask(0, 9, tools.produce_values(topic, tools.batch(1)))
+            found = await ask(0, 9, produce_values(topic, one_batch(1)))
             return int(found.responses[0].partition_responses[0].error_code)
 
         codes = [await produce(topic) for topic in ("first", "first", "second")]
-        fetched = await ask(1, 11, tools.fetch_values("first", 0))
+        fetched = await ask(1, 11, fetch_values("first", 0))
         metadata = await ask(3, 9, {"topics": None})
         reasons = [directory.offline for directory in node.parts.table.directories]
         writer.close()
@@ -138,32 +139,32 @@ def test_one_of_two_directories_fails(tools, tmp_path):
     assert marks == [reason is None for reason in reasons]
 
 
-def test_a_failed_fsync_is_not_acknowledged(kept_cluster, connect, tools):
+def test_a_failed_fsync_is_not_acknowledged(kept_cluster, connect):
     cluster = kept_cluster()
     topic = cluster.create_topic(config={"flush.messages": "1"})
     wire = connect(cluster.port())
-    assert wire.produce(topic, tools.batch(1)).base_offset == 0
+    assert wire.produce(topic, one_batch(1)).base_offset == 0
     cluster.stop()
     cluster.start(fail_point="flush.synced=eio:2")
     wire = connect(cluster.port())
     codes = []
     for _ in range(2):
         try:
-            codes.append(int(wire.produce(topic, tools.batch(1)).error_code))
+            codes.append(int(wire.produce(topic, one_batch(1)).error_code))
         except (EOFError, ConnectionError):
             codes.append(56)
     assert codes == [0, 56]
     assert cluster.wait() == 1
 
 
-def test_kill_9_loses_nothing_that_was_acknowledged(kept_cluster, connect, tools):
+def test_kill_9_loses_nothing_that_was_acknowledged(kept_cluster, connect):
     cluster = kept_cluster()
     topic = cluster.create_topic(config={"segment.bytes": "2000"})
     acked = 0
     for round_ in range(3):
         wire = connect(cluster.port())
         for _ in range(40):
-            wire.send(0, 9, **tools.produce_values(topic, tools.batch(1), acks=-1))
+            wire.send(0, 9, **produce_values(topic, one_batch(1), acks=-1))
         for _ in range(25):
             found = wire.receive(0, 9)[1].responses[0].partition_responses[0]
             assert (int(found.error_code), found.base_offset >= acked) == (0, True)
@@ -177,13 +178,13 @@ def test_kill_9_loses_nothing_that_was_acknowledged(kept_cluster, connect, tools
         acked = end
 
 
-def test_a_clean_stop_keeps_all_and_says_so(kept_cluster, connect, tools):
+def test_a_clean_stop_keeps_all_and_says_so(kept_cluster, connect):
     cluster = kept_cluster()
     topic = cluster.create_topic()
     wire = connect(cluster.port())
     for _ in range(5):
-        wire.produce(topic, tools.batch(3))
-    wire.send(1, 11, **tools.fetch_values(topic, 15, max_wait=200_000))
+        wire.produce(topic, one_batch(3))
+    wire.send(1, 11, **fetch_values(topic, 15, max_wait=200_000))
     assert cluster.stop() == 0
     with open(cluster.log_dir() + "/.kafka_cleanshutdown", encoding="utf-8") as mark:
         assert json.load(mark)["version"] == 0

@@ -9,6 +9,7 @@ import struct
 import pytest
 
 from kept.client.protocol import messages as protocol
+from tests.support.request_values import one_batch, produce_values
 
 
 def alive(connect, broker):
@@ -74,7 +75,7 @@ def test_random_bodies_for_every_api(kept_broker, connect):
     assert "handler failed" not in kept_broker.log()
 
 
-def test_frames_above_the_limit_are_refused_wherever_they_stand(kept_cluster, connect, tools):
+def test_frames_above_the_limit_are_refused_wherever_they_stand(kept_cluster, connect):
     """Both come whole in one reading: the size of the second counts all the same."""
     cluster = kept_cluster(socket_request_max_bytes=10_000)
     alone = connect(cluster.port())
@@ -82,11 +83,11 @@ def test_frames_above_the_limit_are_refused_wherever_they_stand(kept_cluster, co
     assert alone.is_closed()
     topic = cluster.create_topic()
     wire = connect(cluster.port())
-    assert wire.produce(topic, tools.batch()).error_code == 0
+    assert wire.produce(topic, one_batch()).error_code == 0
 
     def framed(size):
         return protocol.encode_request(
-            0, 9, size, "me", tools.produce_values(topic, tools.batch(size=size))
+            0, 9, size, "me", produce_values(topic, one_batch(size=size))
         )
 
     wire.raw(framed(10) + framed(10_000))

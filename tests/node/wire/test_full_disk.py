@@ -16,6 +16,7 @@ import pytest
 from kept.storage.errors import KeptError
 from kept.storage.records import headers, records
 from kept.testing import Cluster
+from tests.support.request_values import one_batch
 from tests.tools.small_disk import SIZE_BYTES, small_disk
 
 
@@ -38,11 +39,11 @@ def everything(wire, topic):
     return found
 
 
-def fill(wire, tools, topic, count=400):
+def fill(wire, topic, count=400):
     """Produce until refused: (values acknowledged by offset, the code of the refusal)."""
     acked = {}
     for _ in range(count):
-        batch = tools.batch(1, 20_000)
+        batch = one_batch(1, 20_000)
         try:
             found = wire.produce(topic, batch, acks=-1)
         except (EOFError, ConnectionError):
@@ -63,10 +64,10 @@ def status_of(cluster, path):
 
 
 @pytest.mark.slow
-def test_the_only_disk_is_full(small, connect, tools):
+def test_the_only_disk_is_full(small, connect):
     with Cluster(log_dirs=small / "log") as cluster:
         topic = cluster.create_topic(config={"segment.bytes": "300000"})
-        acked, code = fill(connect(cluster.port()), tools, topic)
+        acked, code = fill(connect(cluster.port()), topic)
         assert len(acked) > 50 and code in (56, None)
         assert cluster.wait() == 1
         said = cluster.log()
@@ -82,7 +83,7 @@ def test_the_only_disk_is_full(small, connect, tools):
         cluster.start()
         wire = connect(cluster.port())
         assert everything(wire, topic).items() >= acked.items()
-        assert int(wire.produce(topic, tools.batch(1), acks=-1).error_code) == 0
+        assert int(wire.produce(topic, one_batch(1), acks=-1).error_code) == 0
 
 
 def wait_for_end_or_ready(cluster):
@@ -92,7 +93,7 @@ def wait_for_end_or_ready(cluster):
     )
 
 
-def test_one_of_two_disks_is_full(small, connect, tools, tmp_path):
+def test_one_of_two_disks_is_full(small, connect, tmp_path):
     dirs = f"{small}/log,{tmp_path}/roomy"
     with Cluster(log_dirs=dirs) as cluster:
         topics = [cluster.create_topic(config={"segment.bytes": "300000"}) for _ in range(2)]
@@ -100,14 +101,14 @@ def test_one_of_two_disks_is_full(small, connect, tools, tmp_path):
         on_roomy = next(t for t in topics if t != on_small)
         assert status_of(cluster, "/readyz")[0] == 200
         wire = connect(cluster.port())
-        kept = {wire.produce(on_roomy, tools.batch(1, 50), acks=-1).base_offset: b"v" * 50}
-        acked, code = fill(wire, tools, on_small)
+        kept = {wire.produce(on_roomy, one_batch(1, 50), acks=-1).base_offset: b"v" * 50}
+        acked, code = fill(wire, on_small)
         assert (len(acked) > 50, code) == (True, 56)
         assert cluster.running()
         # The other one serves, and the failed one says why.
         assert everything(wire, on_roomy) == kept
-        assert int(wire.produce(on_roomy, tools.batch(1), acks=-1).error_code) == 0
-        refused = wire.produce(on_small, tools.batch(1), acks=-1)
+        assert int(wire.produce(on_roomy, one_batch(1), acks=-1).error_code) == 0
+        refused = wire.produce(on_small, one_batch(1), acks=-1)
         assert int(refused.error_code) == 56
         assert "No space left on device" in (refused.error_message or "")
         code, text = status_of(cluster, "/readyz")
@@ -119,7 +120,7 @@ def test_one_of_two_disks_is_full(small, connect, tools, tmp_path):
         cluster.start()
         wire = connect(cluster.port())
         assert everything(wire, on_small).items() >= acked.items()
-        assert int(wire.produce(on_small, tools.batch(1), acks=-1).error_code) == 0
+        assert int(wire.produce(on_small, one_batch(1), acks=-1).error_code) == 0
 
 
 @pytest.mark.slow

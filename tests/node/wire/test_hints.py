@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from kept.client.client import Client
+from tests.support.request_values import fetch_values, one_batch, produce_values
 
 NOT_LEADER_OR_FOLLOWER = 6
 FENCED_LEADER_EPOCH = 74
@@ -35,14 +36,14 @@ def cluster():
 
 
 @pytest.mark.parametrize("replication_factor", [1, 3])
-def test_a_produce_that_went_wrong_is_told_who_leads(cluster, connect, tools, replication_factor):
+def test_a_produce_that_went_wrong_is_told_who_leads(cluster, connect, replication_factor):
     topic = cluster.create_topic(replication_factor=replication_factor)
     topic_id, partition = described(cluster, topic)
     wrong = (partition.leader + 1) % 3
     where = (partition.leader, "localhost", cluster.port(partition.leader))
     for version in (10, 12, 13):
         named = {"topic_id": topic_id} if version >= 13 else {}
-        values = tools.produce_values(topic, tools.batch(), **named)
+        values = produce_values(topic, one_batch(), **named)
         answer = connect(cluster.port(wrong)).ask(0, version, **values)
         told = answer.responses[0].partition_responses[0]
         assert told.error_code == NOT_LEADER_OR_FOLLOWER
@@ -51,21 +52,19 @@ def test_a_produce_that_went_wrong_is_told_who_leads(cluster, connect, tools, re
         (node,) = answer.node_endpoints
         assert (node.node_id, node.host, node.port) == where
         assert node.rack == f"rack-{partition.leader}"
-    older = connect(cluster.port(wrong)).produce(topic, tools.batch(), version=9)
+    older = connect(cluster.port(wrong)).produce(topic, one_batch(), version=9)
     assert older.error_code == NOT_LEADER_OR_FOLLOWER
-    right = connect(cluster.port(partition.leader)).ask(
-        0, 12, **tools.produce_values(topic, tools.batch())
-    )
+    right = connect(cluster.port(partition.leader)).ask(0, 12, **produce_values(topic, one_batch()))
     assert right.responses[0].partition_responses[0].error_code == 0
     assert not right.node_endpoints
 
 
-def test_a_fetch_that_went_wrong_is_told_who_leads(cluster, connect, tools):
+def test_a_fetch_that_went_wrong_is_told_who_leads(cluster, connect):
     topic = cluster.create_topic(replication_factor=1)
     topic_id, partition = described(cluster, topic)
     wrong = (partition.leader + 1) % 3
     for version in (13, 16, 17):
-        values = tools.fetch_values(topic, 0, topic_id=topic_id)
+        values = fetch_values(topic, 0, topic_id=topic_id)
         answer = connect(cluster.port(wrong)).ask(1, version, **values)
         told = answer.responses[0].partitions[0]
         assert told.error_code == NOT_LEADER_OR_FOLLOWER
@@ -78,11 +77,11 @@ def test_a_fetch_that_went_wrong_is_told_who_leads(cluster, connect, tools):
         assert (node.node_id, node.port) == (partition.leader, cluster.port(partition.leader))
 
 
-def test_a_consumer_is_sent_to_the_replica_in_its_rack(cluster, connect, tools):
+def test_a_consumer_is_sent_to_the_replica_in_its_rack(cluster, connect):
     topic = cluster.create_topic()
     _, partition = described(cluster, topic)
     leader = connect(cluster.port(partition.leader))
-    assert leader.produce(topic, tools.batch(), acks=-1).error_code == 0
+    assert leader.produce(topic, one_batch(), acks=-1).error_code == 0
     follower = (partition.leader + 1) % 3
 
     def sent(rack: str, version: int = 11):
@@ -103,7 +102,7 @@ def test_a_consumer_is_sent_to_the_replica_in_its_rack(cluster, connect, tools):
     )
 
 
-def test_librdkafka_reads_in_its_rack(cluster, connect, tools):
+def test_librdkafka_reads_in_its_rack(cluster, connect):
     topic = cluster.create_topic()
     _, partition = described(cluster, topic)
     leader = connect(cluster.port(partition.leader))
@@ -128,7 +127,7 @@ def test_librdkafka_reads_in_its_rack(cluster, connect, tools):
     offsets = []
 
     def read() -> bool:
-        assert leader.produce(topic, tools.batch(), acks=-1).error_code == 0
+        assert leader.produce(topic, one_batch(), acks=-1).error_code == 0
         message = consumer.poll(0.2)
         if message is not None and message.error() is None:
             offsets.append(message.offset())

@@ -14,6 +14,7 @@ import time
 import pytest
 
 from kept.storage.records import build_batch, headers, records
+from tests.support.request_values import now_ms, produce_values
 
 KEYS = 30
 ROUNDS = 2
@@ -56,17 +57,17 @@ class Producer:
         self.pending = None
 
 
-def produce_until(wire, tools, producers, deadline, cluster):
+def produce_until(wire, producers, deadline, cluster):
     """Write until the deadline, then kill while a batch of each is under way."""
     while time.monotonic() < deadline:
         for producer in producers:
-            batch = producer.next_batch(tools.now_ms())
+            batch = producer.next_batch(now_ms())
             found = wire.produce(producer.topic, batch, acks=-1)
             assert int(found.error_code) == 0, found
             producer.acknowledged(found.base_offset)
     for producer in producers:
-        batch = producer.next_batch(tools.now_ms())
-        wire.send(0, 9, **tools.produce_values(producer.topic, batch, acks=-1))
+        batch = producer.next_batch(now_ms())
+        wire.send(0, 9, **produce_values(producer.topic, batch, acks=-1))
     cluster.kill()
 
 
@@ -107,7 +108,7 @@ def verify(wire, plain, table):
     return len(found), len(told)
 
 
-def run(kept_cluster, connect, tools, rounds, seed, longest_s):  # noqa: PLR0917
+def run(kept_cluster, connect, rounds, seed, longest_s):
     draw = random.Random(seed)
     cluster = kept_cluster(
         log_cleaner_backoff_ms=20,
@@ -124,12 +125,12 @@ def run(kept_cluster, connect, tools, rounds, seed, longest_s):  # noqa: PLR0917
     for _ in range(rounds):
         wire = connect(cluster.port())
         deadline = time.monotonic() + draw.uniform(0.05, longest_s)
-        produce_until(wire, tools, producers, deadline, cluster)
+        produce_until(wire, producers, deadline, cluster)
         cluster.start()
         wire = connect(cluster.port())
         verify(wire, *producers)
         for producer in producers:  # the retry: a duplicate is answered with its first offset
-            found = wire.produce(producer.topic, producer.next_batch(tools.now_ms()), acks=-1)
+            found = wire.produce(producer.topic, producer.next_batch(now_ms()), acks=-1)
             assert int(found.error_code) == 0
             producer.acknowledged(found.base_offset)
             assert producer.offsets == list(range(len(producer.offsets))), "once each"
@@ -137,7 +138,7 @@ def run(kept_cluster, connect, tools, rounds, seed, longest_s):  # noqa: PLR0917
     table_writer = producers[1]
 
     def cleaned() -> bool:  # on a slow machine each worker may have been killed before its end
-        found = wire.produce(table_writer.topic, table_writer.next_batch(tools.now_ms()), acks=-1)
+        found = wire.produce(table_writer.topic, table_writer.next_batch(now_ms()), acks=-1)
         assert int(found.error_code) == 0
         table_writer.acknowledged(found.base_offset)
         return 'event="log cleaned"' in cluster.log() and len(
@@ -151,14 +152,14 @@ def run(kept_cluster, connect, tools, rounds, seed, longest_s):  # noqa: PLR0917
 
 
 @pytest.mark.slow
-def test_kill_9_round_after_round(kept_cluster, connect, tools):
-    cluster, left, written = run(kept_cluster, connect, tools, ROUNDS, 23, 1.2)
+def test_kill_9_round_after_round(kept_cluster, connect):
+    cluster, left, written = run(kept_cluster, connect, ROUNDS, 23, 1.2)
     assert 'event="log cleaned"' in cluster.log() and left < written
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
-def test_kill_9_many_rounds(kept_cluster, connect, tools, seed):
-    cluster, left, written = run(kept_cluster, connect, tools, LONG_ROUNDS, seed, 1.5)
+def test_kill_9_many_rounds(kept_cluster, connect, seed):
+    cluster, left, written = run(kept_cluster, connect, LONG_ROUNDS, seed, 1.5)
     assert 'event="log cleaned"' in cluster.log() and left < written

@@ -6,7 +6,7 @@ import time
 import urllib.request
 
 from kept.storage.records import build_batch
-from tests.node.wire.conftest import one_batch
+from tests.support.request_values import one_batch
 
 ENTRIES = 5_000
 MOST = 6_000

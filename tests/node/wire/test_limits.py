@@ -13,6 +13,7 @@ import pytest
 from kept.client.protocol import messages as protocol
 from kept.storage.records import build_batch
 from kept.storage.types import Codec
+from tests.support.request_values import fetch_values, now_ms, one_batch, produce_values
 
 GARBAGE_CONNECTIONS = 500
 
@@ -23,33 +24,33 @@ def resident_kib(cluster):
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
-def test_a_batch_above_segment_bytes_is_refused_as_kafka_does(kept_broker, wire, tools, codec):
+def test_a_batch_above_segment_bytes_is_refused_as_kafka_does(kept_broker, wire, codec):
     topic = kept_broker.create_topic(config={"segment.bytes": "2000"})
-    assert wire.produce(topic, tools.batch(1)).base_offset == 0
+    assert wire.produce(topic, one_batch(1)).base_offset == 0
     value = random.Random(5).randbytes(400_000 if codec else 2000)
-    batch = build_batch([(tools.now_ms(), b"k", value, ())], codec=codec, producer_id=7,
+    batch = build_batch([(now_ms(), b"k", value, ())], codec=codec, producer_id=7,
                         producer_epoch=0, base_sequence=0)  # fmt: skip
     refused = wire.produce(topic, batch)
     assert (int(refused.error_code), refused.base_offset) == (18, -1)
     assert "segment.bytes" in refused.error_message
     assert wire.end_offset(topic) == 1
     # Neither the log nor the producer's sequence moved.
-    fits = build_batch([(tools.now_ms(), b"k", b"v", ())], producer_id=7, producer_epoch=0,
+    fits = build_batch([(now_ms(), b"k", b"v", ())], producer_id=7, producer_epoch=0,
                        base_sequence=0)  # fmt: skip
     assert wire.produce(topic, fits).base_offset == 1
 
 
-def test_fetch_max_bytes_limits_a_response(kept_cluster, connect, tools):
+def test_fetch_max_bytes_limits_a_response(kept_cluster, connect):
     cluster = kept_cluster(fetch_max_bytes=2000)
     wire = connect(cluster.port())
     topics = [cluster.create_topic() for _ in range(3)]
     for topic in topics:
         for _ in range(4):
-            wire.produce(topic, tools.batch(1, 700))
-        wire.produce(topic, tools.batch(1, 5000))
-    values = tools.fetch_values(topics[0], 0, max_bytes=1 << 24)
+            wire.produce(topic, one_batch(1, 700))
+        wire.produce(topic, one_batch(1, 5000))
+    values = fetch_values(topics[0], 0, max_bytes=1 << 24)
     for topic in topics[1:]:
-        values["topics"] += tools.fetch_values(topic, 0)["topics"]
+        values["topics"] += fetch_values(topic, 0)["topics"]
     response = wire.ask(1, 11, **values)
     sizes = [len(bytes(t.partitions[0].records or b"")) for t in response.responses]
     assert 700 < sum(sizes) <= 2000
@@ -85,12 +86,12 @@ def test_answers_that_nobody_takes_stay_bounded_and_come_in_order(kept_cluster, 
     assert connect(cluster.port()).ask(18, 0).error_code == 0
 
 
-def test_unanswered_requests_are_limited(kept_cluster, connect, tools):
+def test_unanswered_requests_are_limited(kept_cluster, connect):
     cluster = kept_cluster(kept_connection_inflight_max_requests=5)
     topic = cluster.create_topic()
     wire = connect(cluster.port())
-    first = wire.send(1, 11, **tools.fetch_values(topic, 0, max_wait=200_000))
-    appends = [wire.send(0, 9, **tools.produce_values(topic, tools.batch(1))) for _ in range(50)]
+    first = wire.send(1, 11, **fetch_values(topic, 0, max_wait=200_000))
+    appends = [wire.send(0, 9, **produce_values(topic, one_batch(1))) for _ in range(50)]
     # The first produce wakes the fetch; all else follows in order.
     assert wire.receive(1, 11)[0] == first
     for n, wanted in enumerate(appends):
@@ -100,24 +101,24 @@ def test_unanswered_requests_are_limited(kept_cluster, connect, tools):
     # With five that wait for something else, the sixth is not served.
     other = cluster.create_topic()
     for _ in range(5):
-        wire.send(1, 11, **tools.fetch_values(other, 0, max_wait=300))
-    wire.send(0, 9, **tools.produce_values(other, tools.batch(1)))
+        wire.send(1, 11, **fetch_values(other, 0, max_wait=300))
+    wire.send(0, 9, **produce_values(other, one_batch(1)))
     fetched = [wire.receive(1, 11)[1].responses[0].partitions[0] for _ in range(5)]
     assert not bytes(fetched[0].records or b""), "the produce came when a place was free"
     assert wire.receive(0, 9)[1].responses[0].partition_responses[0].base_offset == 0
 
 
-def test_a_client_that_takes_nothing_is_closed_when_idle(kept_cluster, connect, tools):
+def test_a_client_that_takes_nothing_is_closed_when_idle(kept_cluster, connect):
     cluster = kept_cluster()
     topic = cluster.create_topic()
     wire = connect(cluster.port())
     for _ in range(4):
-        wire.produce(topic, tools.batch(1, 900_000))
+        wire.produce(topic, one_batch(1, 900_000))
     wire.close()
     cluster.stop()
     cluster.start(connections_max_idle_ms=500)
     fetch = protocol.encode_request(
-        1, 11, 1, "deaf", tools.fetch_values(topic, 0, partition_max_bytes=10_000_000)
+        1, 11, 1, "deaf", fetch_values(topic, 0, partition_max_bytes=10_000_000)
     )
     deaf = connect(cluster.port())
     deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -133,13 +134,11 @@ def test_a_client_that_takes_nothing_is_closed_when_idle(kept_cluster, connect, 
     cluster.wait_until(lambda: open_connections() == 0, "the deaf connection is closed")
 
 
-def test_frames_in_flight_share_one_budget(kept_cluster, connect, tools):
+def test_frames_in_flight_share_one_budget(kept_cluster, connect):
     cluster = kept_cluster(kept_inflight_max_bytes=2_000_000, message_max_bytes=1_500_000)
     topic = cluster.create_topic()
     holder = connect(cluster.port())
-    frame = protocol.encode_request(
-        0, 9, 1, "w", tools.produce_values(topic, tools.batch(1, 1_200_000))
-    )
+    frame = protocol.encode_request(0, 9, 1, "w", produce_values(topic, one_batch(1, 1_200_000)))
     holder.raw(frame[:1_100_000])  # reserves what comes, and with that room for the rest
     assert connect(cluster.port()).ask(18, 0).error_code == 0
     second = connect(cluster.port())
@@ -148,12 +147,12 @@ def test_frames_in_flight_share_one_budget(kept_cluster, connect, tools):
         second.raw(frame * 8)  # more than sockets hold: nobody reads it
         second.frame()
     third = connect(cluster.port())
-    assert third.produce(topic, tools.batch(1)).base_offset == 0, "small requests go on"
+    assert third.produce(topic, one_batch(1)).base_offset == 0, "small requests go on"
     holder.raw(frame[1_100_000:])
     assert holder.receive(0, 9)[1].responses[0].partition_responses[0].base_offset == 1
 
 
-def test_memory_is_bounded_under_garbage_from_500_connections(kept_cluster, connect, tools):
+def test_memory_is_bounded_under_garbage_from_500_connections(kept_cluster, connect):
     cluster = kept_cluster(kept_inflight_max_bytes=64 << 20)
     topic = cluster.create_topic()
     draw = random.Random(17)
@@ -161,7 +160,7 @@ def test_memory_is_bounded_under_garbage_from_500_connections(kept_cluster, conn
         client.metadata([topic])
     before = resident_kib(cluster)
     held, peak = [], 0
-    bomb = build_batch([(tools.now_ms(), b"k", bytes(4_000_000), ())], codec=Codec.GZIP)
+    bomb = build_batch([(now_ms(), b"k", bytes(4_000_000), ())], codec=Codec.GZIP)
     kinds = [
         lambda: struct.pack(">ihh", 104_857_600, 0, 9) + draw.randbytes(3000),
         lambda: struct.pack(">ihh", 30_000_000, 3, 9),
@@ -170,7 +169,7 @@ def test_memory_is_bounded_under_garbage_from_500_connections(kept_cluster, conn
         lambda: draw.randbytes(draw.randrange(1, 9000)),
         lambda: b"GET /" + b"x" * 20_000,
         lambda: b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n",
-        lambda: protocol.encode_request(0, 9, 1, "w", tools.produce_values(topic, bomb)),
+        lambda: protocol.encode_request(0, 9, 1, "w", produce_values(topic, bomb)),
         lambda: protocol.encode_request(3, 9, 1, "w", {"topics": None})[: draw.randrange(2, 20)],
         lambda: b"",
     ]
@@ -179,7 +178,7 @@ def test_memory_is_bounded_under_garbage_from_500_connections(kept_cluster, conn
     def produce_large():
         wire = connect(cluster.port())
         for _ in range(3):
-            served.append(int(wire.produce(topic, tools.batch(1, 1_000_000)).error_code))
+            served.append(int(wire.produce(topic, one_batch(1, 1_000_000)).error_code))
 
     # Requests that are right, and need more than is free, among those that are not.
     busy = [threading.Thread(target=produce_large) for _ in range(20)]
@@ -257,13 +256,13 @@ def test_many_small_answers_that_nobody_takes_are_limited(kept_cluster, connect)
     assert connect(cluster.port()).ask(18, 0).error_code == 0
 
 
-def test_a_request_that_drips_gives_its_reservation_back(kept_cluster, connect, tools):
+def test_a_request_that_drips_gives_its_reservation_back(kept_cluster, connect):
     cluster = kept_cluster(kept_inflight_max_bytes=2_000_000, kept_request_receive_ms=500)
     topic = cluster.create_topic()
     drip = connect(cluster.port())
     drip.raw(struct.pack(">ihhih", 100_000_000, 0, 9, 1, -1) + bytes(1_900_000))
     waiting = connect(cluster.port())
-    waiting.send(0, 9, **tools.produce_values(topic, tools.batch(1, 900_000)))
+    waiting.send(0, 9, **produce_values(topic, one_batch(1, 900_000)))
     drip.socket.settimeout(0.05)
     deadline = time.monotonic() + 60
     closed = False

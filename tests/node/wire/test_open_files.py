@@ -15,6 +15,7 @@ from functools import partial
 import pytest
 
 from kept.testing.ports import free_port
+from tests.support.request_values import one_batch
 
 FILES = 300
 DEADLINE_S = 60
@@ -105,7 +106,7 @@ def accepted(request, end):
     assert answer.error_code.name == "none", answer
 
 
-def test_idle_connections_leave_the_node_its_descriptors(limited, connect, tools):
+def test_idle_connections_leave_the_node_its_descriptors(limited, connect):
     node = limited()
     wire = connect(node.port)
     assert create(wire, "t", partitions=20, segment_bytes="1024") == "none"
@@ -122,7 +123,7 @@ def test_idle_connections_leave_the_node_its_descriptors(limited, connect, tools
     end = time.monotonic() + DEADLINE_S
     for _ in range(4):
         for partition in range(20):
-            accepted(partial(wire.produce, "t", tools.batch(1, 600), partition=partition), end)
+            accepted(partial(wire.produce, "t", one_batch(1, 600), partition=partition), end)
     logs = [
         name
         for name in os.listdir(f"{os.path.dirname(node.path)}/data/log")
@@ -148,7 +149,7 @@ def is_ready(node) -> bool:
 
 
 @pytest.mark.slow
-def test_one_metadata_request_does_not_fill_the_node_with_topics(limited, connect, tools):
+def test_one_metadata_request_does_not_fill_the_node_with_topics(limited, connect):
     node = limited()
     wire = connect(node.port)
     codes = Counter()
@@ -156,19 +157,19 @@ def test_one_metadata_request_does_not_fill_the_node_with_topics(limited, connec
         codes += metadata(wire, [f"auto-{number}" for number in range(first, first + 50)])
     assert codes["policy_violation"] > 100 and codes["none"] > 100, codes
     assert "more than open files allow" in node.log
-    assert wire.produce("auto-0", tools.batch(1)).error_code.name == "none"
+    assert wire.produce("auto-0", one_batch(1)).error_code.name == "none"
     assert node.stop() == 0
     again = limited()
     assert again.ready()[0] == 200
-    assert connect(again.port).produce("auto-0", tools.batch(1)).base_offset == 1
+    assert connect(again.port).produce("auto-0", one_batch(1)).base_offset == 1
 
 
-def test_a_node_with_too_many_logs_starts_and_says_which_it_left_closed(limited, connect, tools):
+def test_a_node_with_too_many_logs_starts_and_says_which_it_left_closed(limited, connect):
     node = limited()
     wire = connect(node.port)
     assert create(wire, "t", partitions=200) == "none"
     for partition in range(200):
-        assert wire.produce("t", tools.batch(1), partition=partition).base_offset == 0
+        assert wire.produce("t", one_batch(1), partition=partition).base_offset == 0
     assert node.stop() == 0
 
     node = limited(240)
@@ -179,7 +180,7 @@ def test_a_node_with_too_many_logs_starts_and_says_which_it_left_closed(limited,
     assert "200 replicas are here" in node.log
     wire = connect(node.port)
     codes = Counter(
-        wire.produce("t", tools.batch(1), partition=partition).error_code.name
+        wire.produce("t", one_batch(1), partition=partition).error_code.name
         for partition in range(200)
     )
     assert codes == {"none": room, "kafka_storage_error": 200 - room}
@@ -191,5 +192,5 @@ def test_a_node_with_too_many_logs_starts_and_says_which_it_left_closed(limited,
     node = limited()
     assert node.ready()[0] == 200
     wire = connect(node.port)
-    ends = [wire.produce("t", tools.batch(1), partition=p).base_offset for p in range(200)]
+    ends = [wire.produce("t", one_batch(1), partition=p).base_offset for p in range(200)]
     assert Counter(ends) == {2: room, 1: 200 - room}

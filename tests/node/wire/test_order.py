@@ -11,6 +11,7 @@ from kept.client.protocol import messages as protocol
 from kept.storage.records import build_batch, records
 from kept.storage.types import Codec
 from kept.testing import Cluster
+from tests.support.request_values import fetch_values, now_ms, one_batch, produce_values
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +20,11 @@ def roomy():
         yield cluster
 
 
-def test_a_parked_fetch_holds_back_what_comes_after(wire, kept_broker, tools, connect):
+def test_a_parked_fetch_holds_back_what_comes_after(wire, kept_broker, connect):
     topic = kept_broker.create_topic()
-    fetch = wire.send(1, 11, **tools.fetch_values(topic, 0, max_wait=200_000))
+    fetch = wire.send(1, 11, **fetch_values(topic, 0, max_wait=200_000))
     versions = wire.send(18, 0)
-    produce = wire.send(0, 9, **tools.produce_values(topic, tools.batch(1)))
+    produce = wire.send(0, 9, **produce_values(topic, one_batch(1)))
     metadata = wire.send(3, 9, topics=[{"name": topic}])
     # The produce behind the fetch wakes it.
     correlation_id, response = wire.receive(1, 11)
@@ -34,7 +35,7 @@ def test_a_parked_fetch_holds_back_what_comes_after(wire, kept_broker, tools, co
     assert wire.receive(3, 9)[0] == metadata
 
 
-def test_pipelined_requests_of_all_kinds(wire, kept_broker, tools):
+def test_pipelined_requests_of_all_kinds(wire, kept_broker):
     topic = kept_broker.create_topic()
     draw = random.Random(3)
     sent = []
@@ -42,11 +43,9 @@ def test_pipelined_requests_of_all_kinds(wire, kept_broker, tools):
         kind = draw.choice(["produce", "produce all", "fetch", "metadata", "list", "versions"])
         if kind.startswith("produce"):
             acks = -1 if kind.endswith("all") else 1
-            sent.append(
-                (wire.send(0, 9, **tools.produce_values(topic, tools.batch(1), acks=acks)), 0, 9)
-            )
+            sent.append((wire.send(0, 9, **produce_values(topic, one_batch(1), acks=acks)), 0, 9))
         elif kind == "fetch":
-            sent.append((wire.send(1, 11, **tools.fetch_values(topic, 0, min_bytes=0)), 1, 11))
+            sent.append((wire.send(1, 11, **fetch_values(topic, 0, min_bytes=0)), 1, 11))
         elif kind == "metadata":
             sent.append((wire.send(3, 9, topics=[{"name": topic}]), 3, 9))
         elif kind == "list":
@@ -64,17 +63,17 @@ def test_pipelined_requests_of_all_kinds(wire, kept_broker, tools):
     assert offsets == list(range(len(offsets)))
 
 
-def test_appends_keep_order_while_a_batch_is_checked_in_a_thread(roomy, connect, tools):
+def test_appends_keep_order_while_a_batch_is_checked_in_a_thread(roomy, connect):
     wire = connect(roomy.port())
     topic = roomy.create_topic()
     large = random.Random(1).randbytes(600_000)
-    stamp = tools.now_ms()
+    stamp = now_ms()
     for number in range(12):
         value = large if number % 3 == 0 else b"small"
         data = build_batch(
             [(stamp, b"%d" % number, value, ())], codec=Codec.LZ4 if number % 3 == 0 else Codec.NONE
         )
-        wire.send(0, 9, **tools.produce_values(topic, data))
+        wire.send(0, 9, **produce_values(topic, data))
     offsets = [
         wire.receive(0, 9)[1].responses[0].partition_responses[0].base_offset for _ in range(12)
     ]
@@ -87,18 +86,18 @@ def test_appends_keep_order_while_a_batch_is_checked_in_a_thread(roomy, connect,
     assert found == list(range(12))
 
 
-def test_a_client_that_does_not_read_holds_nobody_back(kept_cluster, connect, tools):
+def test_a_client_that_does_not_read_holds_nobody_back(kept_cluster, connect):
     cluster = kept_cluster()
     wire = connect(cluster.port())
     topic = cluster.create_topic()
     for _ in range(20):
-        wire.produce(topic, tools.batch(1, 500_000))
+        wire.produce(topic, one_batch(1, 500_000))
     deaf = connect(cluster.port())
     deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     deaf.socket.settimeout(1)
     try:
         for _ in range(3000):
-            deaf.send(1, 11, **tools.fetch_values(topic, 0, partition_max_bytes=10_000_000))
+            deaf.send(1, 11, **fetch_values(topic, 0, partition_max_bytes=10_000_000))
     except TimeoutError:
         pass  # the node stopped reading from it
     assert len(bytes(wire.fetch(topic, 0).records)) > 500_000
@@ -107,14 +106,14 @@ def test_a_client_that_does_not_read_holds_nobody_back(kept_cluster, connect, to
     assert resident < 150_000
 
 
-def test_large_and_small_responses_are_whole(roomy, connect, tools):
+def test_large_and_small_responses_are_whole(roomy, connect):
     wire = connect(roomy.port())
     topic = roomy.create_topic()
     values = [
         random.Random(i).randbytes(size) for i, size in enumerate([1, 70_000, 300, 3_000_000])
     ]
     for value in values:
-        data = build_batch([(tools.now_ms(), b"k", value, ())])
+        data = build_batch([(now_ms(), b"k", value, ())])
         assert int(wire.produce(topic, data).error_code) == 0
     for limit in (1, 70_100, 1 << 20, 8 << 20):
         found = []
@@ -125,11 +124,9 @@ def test_large_and_small_responses_are_whole(roomy, connect, tools):
 
 
 @pytest.mark.parametrize("acks", [0, 1, -1])
-def test_a_connection_sees_what_it_produced_before(wire, kept_broker, tools, acks):
+def test_a_connection_sees_what_it_produced_before(wire, kept_broker, acks):
     topic = kept_broker.create_topic()
-    produce = protocol.encode_request(
-        0, 9, 1, "w", tools.produce_values(topic, tools.batch(5), acks=acks)
-    )
+    produce = protocol.encode_request(0, 9, 1, "w", produce_values(topic, one_batch(5), acks=acks))
     partition = {"partition_index": 0, "timestamp": -1}
     latest = {"replica_id": -1, "isolation_level": 0, "timeout": 1000}
     latest["topics"] = [{"name": topic, "partitions": [partition]}]
@@ -137,7 +134,7 @@ def test_a_connection_sees_what_it_produced_before(wire, kept_broker, tools, ack
     wire.raw(
         produce
         + protocol.encode_request(2, 5, 2, "w", latest)
-        + protocol.encode_request(1, 11, 3, "w", tools.fetch_values(topic, 0, min_bytes=0))
+        + protocol.encode_request(1, 11, 3, "w", fetch_values(topic, 0, min_bytes=0))
         + protocol.encode_request(21, 2, 4, "w", {"topics": gone, "timeout": 1000})
     )
     if acks:

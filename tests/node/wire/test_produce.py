@@ -11,6 +11,7 @@ import pytest
 from kept.storage.records import build_batch, compress, crc32c, records
 from kept.storage.types import Codec
 from kept.testing import Cluster
+from tests.support.request_values import now_ms, one_batch, produce_values
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +34,9 @@ def patched(data: bytes, position: int, new: bytes, *, crc: bool = True) -> byte
     return mend(changed) if crc else bytes(changed)
 
 
-def bad_batches(tools):
-    good = tools.batch(3)
-    now = tools.now_ms()
+def bad_batches():
+    good = one_batch(3)
+    now = now_ms()
     yield "crc", patched(good, 40, b"\xff", crc=False), 2
     yield "magic 1", patched(good, 16, b"\x01", crc=False), None
     yield "magic 9", patched(good, 16, b"\x09", crc=False), None
@@ -72,41 +73,41 @@ def bad_batches(tools):
 
 
 @pytest.mark.parametrize("version", range(3, 10))
-def test_zstd_is_for_clients_that_know_it(wire, kept_broker, tools, version):
+def test_zstd_is_for_clients_that_know_it(wire, kept_broker, version):
     """As in Apache Kafka (KIP-110): those of Produce v6 could not read it."""
     topic = kept_broker.create_topic()
-    data = tools.batch(2, codec=Codec.ZSTD)
+    data = one_batch(2, codec=Codec.ZSTD)
     result = wire.produce(topic, data, version=version)
     assert int(result.error_code) == (0 if version >= 7 else 76)
     assert wire.end_offset(topic) == (2 if version >= 7 else 0)
 
 
-def test_every_bad_batch_is_refused_and_nothing_is_appended(wire, kept_broker, tools):
+def test_every_bad_batch_is_refused_and_nothing_is_appended(wire, kept_broker):
     topic = kept_broker.create_topic()
-    assert wire.produce(topic, tools.batch(2)).base_offset == 0
-    for name, data, code in bad_batches(tools):
+    assert wire.produce(topic, one_batch(2)).base_offset == 0
+    for name, data, code in bad_batches():
         result = wire.produce(topic, data)
         error = int(result.error_code)
         assert error in ((code,) if code is not None else (2, 87, 76)), (name, result)
         assert result.base_offset == -1, name
         assert result.error_message, name
         assert wire.end_offset(topic) == 2, name
-    assert wire.produce(topic, tools.batch(1)).base_offset == 2
+    assert wire.produce(topic, one_batch(1)).base_offset == 2
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
-def test_a_bomb_is_refused(roomy, connect, tools, codec):
+def test_a_bomb_is_refused(roomy, connect, codec):
     wire = connect(roomy.port())
     topic = roomy.create_topic()
-    data = build_batch([(tools.now_ms(), b"k", bytes(12_000_000), ())], codec=codec)
+    data = build_batch([(now_ms(), b"k", bytes(12_000_000), ())], codec=codec)
     assert int(wire.produce(topic, data).error_code) in (10, 87)
     assert wire.end_offset(topic) == 0
-    assert wire.produce(topic, tools.batch(1)).base_offset == 0
+    assert wire.produce(topic, one_batch(1)).base_offset == 0
 
 
-def test_records_errors_name_the_records(wire, kept_broker, tools):
+def test_records_errors_name_the_records(wire, kept_broker):
     topic = kept_broker.create_topic(config={"cleanup.policy": "compact"})
-    now = tools.now_ms()
+    now = now_ms()
     data = build_batch([(now, b"a", b"1", ()), (now, None, b"2", ()), (now, None, b"3", ())])
     result = wire.produce(topic, data)
     assert int(result.error_code) == 87
@@ -114,40 +115,40 @@ def test_records_errors_name_the_records(wire, kept_broker, tools):
     assert wire.end_offset(topic) == 0
 
 
-def test_a_batch_larger_than_the_topic_allows(wire, kept_broker, tools):
+def test_a_batch_larger_than_the_topic_allows(wire, kept_broker):
     topic = kept_broker.create_topic(config={"max.message.bytes": "1000"})
-    assert int(wire.produce(topic, tools.batch(1, 2000)).error_code) == 10
+    assert int(wire.produce(topic, one_batch(1, 2000)).error_code) == 10
     assert wire.end_offset(topic) == 0
 
 
 @pytest.mark.parametrize("version", range(3, 14))
 @pytest.mark.parametrize("acks", [1, -1])
-def test_every_version(wire, kept_broker, tools, version, acks):
+def test_every_version(wire, kept_broker, version, acks):
     topic = kept_broker.create_topic()
     topic_id = wire.ask(3, 12, topics=[{"name": topic, "topic_id": None}]).topics[0].topic_id
     for offset in range(3):
-        found = wire.produce(topic, tools.batch(1), version=version, acks=acks, topic_id=topic_id)
+        found = wire.produce(topic, one_batch(1), version=version, acks=acks, topic_id=topic_id)
         assert (int(found.error_code), found.base_offset) == (0, offset)
 
 
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("size", [10, 400_000])
-def test_every_codec_also_when_checked_in_a_thread(roomy, connect, tools, codec, size):
+def test_every_codec_also_when_checked_in_a_thread(roomy, connect, codec, size):
     wire = connect(roomy.port())
     topic = roomy.create_topic()
     values = [random.Random(i).randbytes(size) for i in range(3)]
-    stamp = tools.now_ms()
+    stamp = now_ms()
     data = build_batch([(stamp, b"k", value, ()) for value in values], codec=codec)
     assert wire.produce(topic, data).base_offset == 0
     found = wire.fetch(topic, 0, partition_max_bytes=8_000_000)
     assert [r.value for r in records(bytes(found.records))] == values
 
 
-def test_unknown_topic_partition_and_id(wire, kept_broker, tools):
+def test_unknown_topic_partition_and_id(wire, kept_broker):
     topic = kept_broker.create_topic()
-    assert int(wire.produce("nobody-made-it", tools.batch(1)).error_code) == 3
-    assert int(wire.produce(topic, tools.batch(1), partition=7).error_code) == 3
-    found = wire.produce("", tools.batch(1), version=13, topic_id=uuid.uuid4())
+    assert int(wire.produce("nobody-made-it", one_batch(1)).error_code) == 3
+    assert int(wire.produce(topic, one_batch(1), partition=7).error_code) == 3
+    found = wire.produce("", one_batch(1), version=13, topic_id=uuid.uuid4())
     assert int(found.error_code) == 100
 
 
@@ -157,27 +158,27 @@ def test_null_records(wire, kept_broker):
 
 
 @pytest.mark.parametrize("acks", [2, -2, 100])
-def test_acks_that_do_not_exist(wire, kept_broker, tools, acks):
+def test_acks_that_do_not_exist(wire, kept_broker, acks):
     topic = kept_broker.create_topic()
-    assert int(wire.produce(topic, tools.batch(1), acks=acks).error_code) == 21
+    assert int(wire.produce(topic, one_batch(1), acks=acks).error_code) == 21
     assert wire.end_offset(topic) == 0
 
 
-def test_transactional_batches_need_a_transaction(wire, kept_broker, tools):
+def test_transactional_batches_need_a_transaction(wire, kept_broker):
     topic = kept_broker.create_topic()
-    data = tools.batch(1, producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
+    data = one_batch(1, producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
     assert int(wire.ask(10, 6, coordinator_keys=["tx"], key_type=1).coordinators[0].error_code) == 0
     assert int(wire.produce(topic, data, transactional_id="tx").error_code) == 49
     assert int(wire.produce(topic, data).error_code) == 53
     assert wire.end_offset(topic) == 0
-    assert int(wire.produce(topic, tools.batch(1), transactional_id="tx").error_code) == 0
+    assert int(wire.produce(topic, one_batch(1), transactional_id="tx").error_code) == 0
     response = wire.ask(
         22, 4, transactional_id=None, transaction_timeout=1000, producer_id=7, producer_epoch=-1
     )
     assert int(response.error_code) == 42
 
 
-def test_idempotent_producers(wire, kept_broker, tools):
+def test_idempotent_producers(wire, kept_broker):
     topic = kept_broker.create_topic()
 
     def new_id():
@@ -191,9 +192,7 @@ def test_idempotent_producers(wire, kept_broker, tools):
     assert new_id() != producer
 
     def batch(sequence, epoch=0, count=1):
-        return tools.batch(
-            count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence
-        )
+        return one_batch(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence)
 
     first, second = batch(0, count=2), batch(2)
     assert wire.produce(topic, first).base_offset == 0
@@ -206,37 +205,37 @@ def test_idempotent_producers(wire, kept_broker, tools):
     assert wire.end_offset(topic) == 4
 
 
-def test_log_append_time(wire, kept_broker, tools):
+def test_log_append_time(wire, kept_broker):
     topic = kept_broker.create_topic(config={"message.timestamp.type": "LogAppendTime"})
-    before = tools.now_ms()
-    result = wire.produce(topic, tools.batch(1, timestamp=1000))
+    before = now_ms()
+    result = wire.produce(topic, one_batch(1, timestamp=1000))
     stamp = round(result.log_append_time.timestamp() * 1000)
-    assert before <= stamp <= tools.now_ms()
+    assert before <= stamp <= now_ms()
     (found,) = records(bytes(wire.fetch(topic, 0).records))
     assert found.timestamp == stamp
 
 
-def test_compression_type_of_the_topic(wire, kept_broker, tools):
+def test_compression_type_of_the_topic(wire, kept_broker):
     topic = kept_broker.create_topic(config={"compression.type": "zstd"})
-    wire.produce(topic, tools.batch(100, 100))
+    wire.produce(topic, one_batch(100, 100))
     data = bytes(wire.fetch(topic, 0).records)
     assert data[22] & 7 == Codec.ZSTD
     assert len(list(records(data))) == 100
 
 
-def test_acks_0_has_no_answer_and_an_error_closes(wire, kept_broker, tools, connect):
+def test_acks_0_has_no_answer_and_an_error_closes(wire, kept_broker, connect):
     topic = kept_broker.create_topic()
-    wire.send(0, 9, **tools.produce_values(topic, tools.batch(2), acks=0))
+    wire.send(0, 9, **produce_values(topic, one_batch(2), acks=0))
     assert wire.ask(18, 0).error_code == 0  # the next answer is the next request's
     assert wire.end_offset(topic) == 2
-    wire.send(0, 9, **tools.produce_values(topic, b"rubbish", acks=0))
+    wire.send(0, 9, **produce_values(topic, b"rubbish", acks=0))
     assert wire.is_closed()
     assert connect(kept_broker.port()).end_offset(topic) == 2
 
 
-def test_one_request_with_good_and_bad_partitions(wire, kept_broker, tools):
+def test_one_request_with_good_and_bad_partitions(wire, kept_broker):
     topic = kept_broker.create_topic(partitions=3)
-    good = tools.batch(1)
+    good = one_batch(1)
     data = [{"index": i, "records": good if i != 1 else good[:-1]} for i in range(4)]
     response = wire.ask(
         0,
@@ -255,19 +254,19 @@ def test_one_request_with_good_and_bad_partitions(wire, kept_broker, tools):
     assert [int(p.error_code) for p in second.partition_responses] == [3]
 
 
-def test_a_topic_with_a_long_name(wire, kept_broker, tools):
+def test_a_topic_with_a_long_name(wire, kept_broker):
     topic = kept_broker.topic() + "n" * 200
     with kept_broker.client() as client:
         client.create_topic(topic[:249], partitions=1)
     for version in (8, 9, 12):
-        assert int(wire.produce(topic[:249], tools.batch(1), version=version).error_code) == 0
+        assert int(wire.produce(topic[:249], one_batch(1), version=version).error_code) == 0
 
 
-def test_a_refusal_says_where_the_log_starts(wire, kept_broker, tools):
+def test_a_refusal_says_where_the_log_starts(wire, kept_broker):
     """As Apache Kafka 4.3 does where the log was asked, and not where it was not."""
     topic = kept_broker.create_topic(config={"max.message.bytes": "1000"})
     for _ in range(5):
-        assert wire.produce(topic, tools.batch()).error_code == 0
+        assert wire.produce(topic, one_batch()).error_code == 0
     deletion = {"name": topic, "partitions": [{"partition_index": 0, "offset": 4}]}
     wire.ask(21, 2, topics=[deletion], timeout=1000)
 
@@ -276,13 +275,13 @@ def test_a_refusal_says_where_the_log_starts(wire, kept_broker, tools):
         return int(answer.error_code), answer.log_start_offset
 
     numbered = {"producer_id": 4000, "producer_epoch": 1}
-    assert start(tools.batch(base_sequence=0, **numbered)) == (0, 4)
-    assert start(tools.batch(base_sequence=9, **numbered)) == (45, 4)
+    assert start(one_batch(base_sequence=0, **numbered)) == (0, 4)
+    assert start(one_batch(base_sequence=9, **numbered)) == (45, 4)
     old = {"producer_id": 4000, "producer_epoch": 0}
-    assert start(tools.batch(base_sequence=0, **old)) == (47, 4)
-    assert start(tools.batch(timestamp=tools.now_ms() + 10**9)) == (32, 4)
-    assert start(tools.batch(1, 2000)) == (10, -1)
-    damaged = bytearray(tools.batch())
+    assert start(one_batch(base_sequence=0, **old)) == (47, 4)
+    assert start(one_batch(timestamp=now_ms() + 10**9)) == (32, 4)
+    assert start(one_batch(1, 2000)) == (10, -1)
+    damaged = bytearray(one_batch())
     damaged[-1] ^= 1
     assert start(bytes(damaged)) == (2, -1)
-    assert start(tools.batch(), partition=7) == (3, -1)
+    assert start(one_batch(), partition=7) == (3, -1)

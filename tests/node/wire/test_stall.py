@@ -8,6 +8,12 @@ from __future__ import annotations
 import pytest
 
 from kept.client.client import Client
+from tests.support.request_values import (
+    fetch_values,
+    list_offsets_values,
+    one_batch,
+    produce_values,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -47,19 +53,19 @@ def produce_first(cluster, wire, topic, data, acks=1):
 
 
 @pytest.mark.parametrize("acks", [1, -1])
-def test_what_a_deposed_leader_is_sent_in_its_sleep_is_refused(cluster, connect, tools, acks):
+def test_what_a_deposed_leader_is_sent_in_its_sleep_is_refused(cluster, connect, acks):
     topic = cluster.create_topic(config={"min.insync.replicas": "1"})
     first = leader_of(cluster, topic, 0)
     waiting = [connect(cluster.port(first)) for _ in range(8)]
     for wire in waiting:
-        produce_first(cluster, wire, topic, tools.batch())
+        produce_first(cluster, wire, topic, one_batch())
     old, new = stalled(cluster, topic)
     assert old == first
-    values = tools.produce_values(topic, tools.batch(size=77), acks=acks)
+    values = produce_values(topic, one_batch(size=77), acks=acks)
     for wire in waiting:
         wire.send(0, 9, **values)
     elsewhere = connect(cluster.port(new))
-    produce_first(cluster, elsewhere, topic, tools.batch())
+    produce_first(cluster, elsewhere, topic, one_batch())
     cluster.resume(old)
     answers = [
         wire.receive(0, 9)[1].responses[0].partition_responses[0].error_code for wire in waiting
@@ -67,15 +73,15 @@ def test_what_a_deposed_leader_is_sent_in_its_sleep_is_refused(cluster, connect,
     assert set(answers) == {NOT_LEADER_OR_FOLLOWER}
 
 
-def test_a_deposed_leader_tells_consumers_nothing(cluster, connect, tools):
+def test_a_deposed_leader_tells_consumers_nothing(cluster, connect):
     topic = cluster.create_topic()
     first = leader_of(cluster, topic, 0)
     waiting = [connect(cluster.port(first)) for _ in range(2)]
-    produce_first(cluster, waiting[0], topic, tools.batch(), acks=-1)
+    produce_first(cluster, waiting[0], topic, one_batch(), acks=-1)
     old, _ = stalled(cluster, topic)
     assert old == first
-    waiting[0].send(1, 11, **tools.fetch_values(topic, 0))
-    waiting[1].send(2, 5, **tools.list_values(topic, {"partition_index": 0, "timestamp": -1}))
+    waiting[0].send(1, 11, **fetch_values(topic, 0))
+    waiting[1].send(2, 5, **list_offsets_values(topic))
     cluster.resume(old)
     fetched = waiting[0].receive(1, 11)[1].responses[0].partitions[0]
     assert fetched.error_code == NOT_LEADER_OR_FOLLOWER

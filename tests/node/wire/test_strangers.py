@@ -19,6 +19,7 @@ from kept.node.kafka.codec.fetch import FetchRequest
 from kept.node.kafka.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchSessions
 from kept.testing import Cluster
 from tests.node.internode.raw import send_messages
+from tests.support.request_values import fetch_values, one_batch, produce_values
 
 TOPIC_AUTHORIZATION_FAILED = 29
 NOT_LEADER_OR_FOLLOWER = 6
@@ -30,9 +31,9 @@ FORGED_EPOCHS = (-1, 0, 2**62, 2**63 - 1)
 
 @pytest.mark.parametrize("version", [11, 12])
 @pytest.mark.parametrize("replica_id", [0, 1, 2**31 - 1])
-def test_a_client_is_no_replica(kept_broker, wire, tools, version, replica_id) -> None:
+def test_a_client_is_no_replica(kept_broker, wire, version, replica_id) -> None:
     topic = kept_broker.create_topic()
-    assert wire.produce(topic, tools.batch(3)).base_offset == 0
+    assert wire.produce(topic, one_batch(3)).base_offset == 0
     refused = wire.fetch(topic, 0, version=version, replica_id=replica_id)
     assert int(refused.error_code) == TOPIC_AUTHORIZATION_FAILED
     assert not bytes(refused.records or b"")
@@ -41,15 +42,15 @@ def test_a_client_is_no_replica(kept_broker, wire, tools, version, replica_id) -
 
 
 @pytest.mark.parametrize("replica_id", [-1, -2, -3, -(2**31)])
-def test_negative_replica_ids_are_consumers(kept_broker, wire, tools, replica_id) -> None:
+def test_negative_replica_ids_are_consumers(kept_broker, wire, replica_id) -> None:
     topic = kept_broker.create_topic()
-    wire.produce(topic, tools.batch(3))
+    wire.produce(topic, one_batch(3))
     assert bytes(wire.fetch(topic, 0, replica_id=replica_id).records)
 
 
-def test_a_refused_replica_neither_opens_nor_closes_a_session(kept_broker, wire, tools) -> None:
+def test_a_refused_replica_neither_opens_nor_closes_a_session(kept_broker, wire) -> None:
     topic = kept_broker.create_topic()
-    values = tools.fetch_values(topic, 0, session_epoch=INITIAL_EPOCH)
+    values = fetch_values(topic, 0, session_epoch=INITIAL_EPOCH)
     opened = wire.ask(1, 11, **values).session_id
     assert opened > 0
     forged = {**values, "replica_id": 1, "session_id": opened}
@@ -92,7 +93,7 @@ def three() -> Iterator[Cluster]:
         yield cluster
 
 
-def test_forged_fetches_acknowledge_nothing_and_lock_nobody_out(three, connect, tools) -> None:
+def test_forged_fetches_acknowledge_nothing_and_lock_nobody_out(three, connect) -> None:
     """The leader of three replicas, whose followers are stopped, on its ports for clients and for
     nodes: acks=all waits for the real ones."""
     topic = three.create_topic()
@@ -102,12 +103,12 @@ def test_forged_fetches_acknowledge_nothing_and_lock_nobody_out(three, connect, 
     others = [node for node in range(3) if node != leader]
     outside, clients = connect(three.port(leader)), connect(three.port(leader))
     inside = connect(three.port(leader) + NODE_PORT_OFFSET)
-    assert outside.produce(topic, tools.batch(1), acks=-1).error_code == 0
+    assert outside.produce(topic, one_batch(1), acks=-1).error_code == 0
     end = outside.end_offset(topic)
     for node in others:
         three.pause(node)
     try:
-        outside.send(0, 9, **tools.produce_values(topic, tools.batch(1), acks=-1, timeout=3_000))
+        outside.send(0, 9, **produce_values(topic, one_batch(1), acks=-1, timeout=3_000))
         for replica in others:
             for epoch in FORGED_EPOCHS:
                 values = forged(topic_id, replica, end + 1, epoch)
@@ -124,7 +125,7 @@ def test_forged_fetches_acknowledge_nothing_and_lock_nobody_out(three, connect, 
             three.resume(node)
     # The real followers are not locked out: what is produced now is acknowledged.
     three.wait_until(
-        lambda: outside.produce(topic, tools.batch(1), acks=-1).error_code == 0,
+        lambda: outside.produce(topic, one_batch(1), acks=-1).error_code == 0,
         "the followers replicate again",
     )
 

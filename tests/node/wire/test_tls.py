@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
@@ -20,6 +19,7 @@ from kept.client.security.tls import client_context, tls_config
 from kept.testing import Cluster
 from kept.testing.ports import free_port
 from tests.support.certificates import DAY, Authority
+from tests.support.request_values import fetch_values, one_batch, produce_values
 
 API_VERSIONS = 18
 
@@ -314,16 +314,16 @@ def test_an_end_of_the_client_is_answered_with_close_notify(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_large_responses_and_a_client_that_does_not_read(site: Site, tools: Any) -> None:
+def test_large_responses_and_a_client_that_does_not_read(site: Site) -> None:
     """40 MiB in pieces, to two clients at once, of which one reads late."""
     topic = site.cluster.create_topic(partitions=1)
-    batch = tools.batch(1, 1_000_000)
+    batch = one_batch(1, 1_000_000)
     with site.connect() as sock:
         for i in range(40):
-            values = tools.produce_values(topic, batch)
+            values = produce_values(topic, batch)
             sock.sendall(protocol.encode_request(0, 9, i, "tls", values))
             read_frame(sock)
-    values = tools.fetch_values(topic, 0, max_bytes=55 << 20, partition_max_bytes=55 << 20)
+    values = fetch_values(topic, 0, max_bytes=55 << 20, partition_max_bytes=55 << 20)
     request = protocol.encode_request(1, 11, 1, "tls", values)
     with site.connect() as late, site.connect() as prompt:
         late.sendall(request)

@@ -35,9 +35,7 @@ def test_the_planted_modules_would_run(tmp_path):
     assert done.returncode == 77 and trace.read_text()
 
 
-def test_a_node_and_its_workers_run_nothing_that_lies_where_they_are_started(
-    kept_cluster, connect, tools
-):
+def test_a_node_and_its_workers_run_nothing_that_lies_where_they_are_started(kept_cluster, connect):
     cluster = kept_cluster(log_cleaner_backoff_ms=100)
     where = Path(cluster.directory) / "node-0"
     cluster.stop()
@@ -45,7 +43,7 @@ def test_a_node_and_its_workers_run_nothing_that_lies_where_they_are_started(
     cluster.start()
     assert Path(f"/proc/{cluster.pid()}/cwd").resolve() == where.resolve()
     topic = cluster.create_topic(config=CONFIG)
-    fill(connect(cluster.port()), topic, tools)
+    fill(connect(cluster.port()), topic)
     cluster.wait_until(lambda: 'event="log cleaned"' in cluster.log(), "a worker cleaned the log")
     assert explained(cluster, topic)
     assert not trace.exists()

@@ -17,6 +17,7 @@ from kept.storage.records import build_batch
 from tests.extremes.links import FarCluster
 from tests.failover.load import PARTITIONS, Load, Reader, check, under_load
 from tests.failover.nodes import Nodes
+from tests.support.request_values import produce_values
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -88,12 +89,7 @@ def test_a_clock_that_jumps_deposes_nobody_and_loses_nothing(kept_cluster):
 def produce_frame(topic: str, partition: int, value: bytes, correlation_id: int) -> bytes:
     """A Produce with acks=all."""
     batch = build_batch([(int(time.time() * 1000), None, value, ())])
-    values = {
-        "transactional_id": None,
-        "acks": -1,
-        "timeout": 30_000,
-        "topic_data": [{"name": topic, "partition_data": [{"index": partition, "records": batch}]}],
-    }
+    values = produce_values(topic, batch, partition=partition, acks=-1, timeout=30_000)
     return protocol.encode_request(0, 9, correlation_id, "pinned", values)
 
 

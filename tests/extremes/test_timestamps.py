@@ -17,6 +17,7 @@ from kept.client.client import OutRecord
 from kept.storage.records import build_batch
 from kept.storage.types import Codec, TopicPartition
 from tests.node.wire.conftest import Wire
+from tests.support.request_values import list_offsets_values, topic_values
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -57,10 +58,7 @@ class Judged:
 
     def create(self, name: str, configs: dict[str, str]) -> None:
         given = [{"name": key, "value": value} for key, value in configs.items()]
-        topic = {
-            "name": name, "num_partitions": 1, "replication_factor": 1, "assignments": (),
-            "configs": given,
-        }  # fmt: skip
+        topic = {**topic_values(name), "configs": given}
         created = self.wire.ask(19, 5, topics=[topic], timeout=30_000, validate_only=False)
         assert created.topics[0].error_code.name == "none", created
         end = time.monotonic() + 30
@@ -69,21 +67,14 @@ class Judged:
 
     def listed(self, name: str, timestamp: int) -> tuple[str, int, int]:
         """(error, offset, timestamp)"""
-        parts = [{"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}]
-        topics = [{"name": name, "partitions": parts}]
-        answer = self.wire.ask(2, 7, replica_id=-1, isolation_level=0, topics=topics)
+        answer = self.wire.ask(2, 7, **list_offsets_values(name, timestamp))
         (found,) = answer.topics[0].partitions
         return found.error_code.name, found.offset, found.timestamp
 
     def produced(self, name: str, timestamps: tuple[int, ...]) -> tuple[str, int]:
         """(error, base offset)"""
         rows = [(timestamp, b"k", b"v", ()) for timestamp in timestamps]
-        data = [{"index": 0, "records": build_batch(rows)}]
-        answer = self.wire.ask(
-            0, 8, transactional_id=None, acks=-1, timeout=30_000,
-            topic_data=[{"name": name, "partition_data": data}],
-        )  # fmt: skip
-        (found,) = answer.responses[0].partition_responses
+        found = self.wire.produce(name, build_batch(rows), version=8, acks=-1)
         return found.error_code.name, found.base_offset
 
     def tried(self, name: str, configs: dict[str, str]) -> Iterator[tuple[Any, Any]]:

@@ -41,6 +41,7 @@ from kept.storage.errors import KeptError
 from kept.storage.records import build_batch
 from kept.testing import Cluster
 from kept.testing.ports import free_port
+from tests.support.request_values import produce_values
 from tests.tools import kafka_dist
 
 NODES: Final = 3
@@ -240,12 +241,7 @@ class Probe:
     @staticmethod
     def _append(connection: socket.socket) -> bool:
         batch = build_batch([(int(time.time() * 1000), None, b"probe", ())])
-        values = {
-            "transactional_id": None,
-            "acks": -1,
-            "timeout": 10_000,
-            "topic_data": [{"name": PROBED, "partition_data": [{"index": 0, "records": batch}]}],
-        }
+        values = produce_values(PROBED, batch, acks=-1, timeout=10_000)
         connection.sendall(protocol.encode_request(0, 9, 1, "probe", values))
         size = int.from_bytes(exactly(connection, 4), "big")
         response = protocol.decode_response(0, 9, exactly(connection, size))[1]

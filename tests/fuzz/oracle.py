@@ -17,6 +17,7 @@ from kept.node.runtime.logging import bugs, log
 from kept.storage.records import build_batch
 from tests.fuzz.site import ADMIN, PASSWORD, PLAINTEXT, SASL, STEADY, Site
 from tests.support.raw_client import RawClient
+from tests.support.request_values import fetch_values, produce_values
 
 SERVED_S: Final = 20
 """A connection that is not served within that is not served; it takes a millisecond."""
@@ -157,10 +158,7 @@ class Steady:
                 return
 
     async def _produce(self) -> None:
-        topic = {"name": STEADY, "partition_data": [{"index": 0, "records": BATCH}]}
-        answer = await self._client.ask(
-            0, 9, transactional_id=None, acks=-1, timeout=10_000, topic_data=[topic]
-        )
+        answer = await self._client.ask(0, 9, **produce_values(STEADY, BATCH, acks=-1))
         done = answer.responses[0].partition_responses[0]
         if done.error_code is ErrorCode.not_leader_or_follower:
             raise NotServed(f"the steady producer got {done}, after {self._produced} records")
@@ -169,15 +167,8 @@ class Steady:
         self._produced += 1
 
     async def _fetch(self) -> None:
-        wanted = {
-            "partition": 0, "current_leader_epoch": -1, "fetch_offset": self._produced - 1,
-            "last_fetched_epoch": -1, "log_start_offset": -1, "partition_max_bytes": 1000,
-        }  # fmt: skip
-        answer = await self._client.ask(
-            1, 12, replica_id=-1, max_wait=5000, min_bytes=1, max_bytes=1000, isolation_level=0,
-            session_id=0, session_epoch=-1, forgotten_topics_data=[], rack_id="", cluster_id=None,
-            topics=[{"topic": STEADY, "partitions": [wanted]}],
-        )  # fmt: skip
+        wanted = fetch_values(STEADY, self._produced - 1, max_wait=5000, max_bytes=1000)
+        answer = await self._client.ask(1, 12, **wanted)
         part = answer.responses[0].partitions[0]
         if part.error_code is ErrorCode.not_leader_or_follower:
             raise NotServed(f"the steady consumer got {part}")

@@ -33,6 +33,7 @@ from tests.sim.loop import SLOW_JOB_S, SimLoop
 from tests.sim.process import Process
 from tests.sim.surroundings import EPOCH_S, ProcessDisk, SimRuntime, simulated
 from tests.sim.world import Violation, World
+from tests.support.request_values import fetch_values, produce_values
 from tests.support.simulated_disk import SimulatedDisk
 
 HOST: Final = "10.0.0.1"
@@ -326,13 +327,8 @@ class NodeHistory:
         now_ms = int((EPOCH_S + self._loop.time()) * 1000)
         batch = build_batch([(now_ms, None, value, ()) for value in values])
         name, index = where
-        produced = {"index": index, "records": batch}
-        request = {
-            "transactional_id": None,
-            "acks": random.choice((1, -1)),
-            "timeout": 20_000,
-            "topic_data": [{"name": name, "partition_data": [produced]}],
-        }
+        acks = random.choice((1, -1))
+        request = produce_values(name, batch, partition=index, acks=acks, timeout=20_000)
         try:
             reply = await connection.call(0, 9, request, REPLY_S)
         except KeptError:
@@ -401,18 +397,9 @@ class NodeHistory:
         held: dict[int, bytes] = {}
         deadline = self._loop.time() + START_S
         while True:
-            asked = {
-                "partition": index,
-                "fetch_offset": len(held),
-                "partition_max_bytes": FETCH_BYTES,
-            }
-            request = {
-                "max_wait": 0,
-                "min_bytes": 0,
-                "topics": [{"topic": name, "partitions": [asked]}],
-                "forgotten_topics_data": (),
-                "rack_id": "",
-            }
+            request = fetch_values(
+                name, len(held), partition=index, partition_max_bytes=FETCH_BYTES, min_bytes=0
+            )
             reply = await connection.call(1, 12, request, REPLY_S)
             found = reply.responses[0].partitions[0]
             if found.error_code.name == "unknown_topic_or_partition":

@@ -21,6 +21,7 @@ from tests.sim.batches import Batch, decode
 from tests.sim.nodes_machine import PORT, Machine
 from tests.sim.surroundings import EPOCH_S
 from tests.sim.world import Violation
+from tests.support.request_values import fetch_values, produce_values
 
 if TYPE_CHECKING:
     from tests.sim.nodes_history import NodesHistory
@@ -113,18 +114,13 @@ class Client:
 
     async def fetch(self, machine: Machine, tp: TopicPartition, offset: int) -> Fetched:
         """Records from an offset on. Raises KeptError."""
-        wanted = {
-            "partition": tp.partition,
-            "fetch_offset": offset,
-            "partition_max_bytes": FETCH_BYTES,
-        }
-        request = {
-            "max_wait": 0,
-            "min_bytes": 0,
-            "topics": [{"topic": tp.topic, "partitions": [wanted]}],
-            "forgotten_topics_data": (),
-            "rack_id": "",
-        }
+        request = fetch_values(
+            tp.topic,
+            offset,
+            partition=tp.partition,
+            partition_max_bytes=FETCH_BYTES,
+            min_bytes=0,
+        )
         reply = await self.call(machine, 1, 12, request)
         found = reply.responses[0].partitions[0]
         return Fetched(
@@ -267,13 +263,9 @@ class Producer:
     ) -> str | None:
         history, tp = self.client.history, self.tp
         history.sent[tp].update(one.values)
-        produced = {"index": tp.partition, "records": one.data}
-        request = {
-            "transactional_id": None,
-            "acks": self.acks,
-            "timeout": 6000,
-            "topic_data": [{"name": tp.topic, "partition_data": [produced]}],
-        }
+        request = produce_values(
+            tp.topic, one.data, partition=tp.partition, acks=self.acks, timeout=6000
+        )
         reply = await connection.call(0, 9, request, REPLY_S)
         found = reply.responses[0].partition_responses[0]
         error: str = found.error_code.name

@@ -22,6 +22,7 @@ from tests.sim.batches import CONTROL, decode, rows
 from tests.sim.nodes_clients import FETCH_BYTES, Client
 from tests.sim.surroundings import EPOCH_S
 from tests.sim.transactions_checks import TRANSACTIONAL, Transaction
+from tests.support.request_values import fetch_values, produce_values
 
 if TYPE_CHECKING:
     from tests.sim.nodes_machine import Machine
@@ -281,14 +282,15 @@ class Instance:
     async def _send(self, tp: TopicPartition, data: bytes) -> int:
         """The batch, until it is acknowledged; its offset, -1: not known. Raises Over."""
         history = self.history
-        produced = {"index": tp.partition, "records": data}
-        request = {
-            "transactional_id": self.slot.name, "acks": -1, "timeout": 6000,
-            "topic_data": [
-                {"name": tp.topic, "topic_id": history.topic_id(tp.topic),
-                 "partition_data": [produced]}
-            ],
-        }  # fmt: skip
+        request = produce_values(
+            tp.topic,
+            data,
+            partition=tp.partition,
+            topic_id=history.topic_id(tp.topic),
+            transactional_id=self.slot.name,
+            acks=-1,
+            timeout=6000,
+        )
         version = 9 if self.slot.level < 2 else 12
         while True:
             error, since_s = "nobody leads it", history.loop.time()
@@ -370,14 +372,14 @@ class Reader:
         machine = await client.leader(tp)
         if machine is None:
             raise KeptError("nobody leads it")
-        wanted = {
-            "partition": tp.partition, "fetch_offset": self.offset,
-            "partition_max_bytes": FETCH_BYTES,
-        }  # fmt: skip
-        request = {
-            "max_wait": 0, "min_bytes": 0, "isolation_level": 1, "rack_id": "",
-            "topics": [{"topic": tp.topic, "partitions": [wanted]}], "forgotten_topics_data": (),
-        }  # fmt: skip
+        request = fetch_values(
+            tp.topic,
+            self.offset,
+            partition=tp.partition,
+            partition_max_bytes=FETCH_BYTES,
+            min_bytes=0,
+            isolation_level=1,
+        )
         found = (await client.call(machine, 1, 12, request)).responses[0].partitions[0]
         if found.error_code.name != "none":
             raise KeptError(found.error_code.name)

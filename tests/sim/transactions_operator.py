@@ -18,6 +18,7 @@ from kept.storage.types import TopicPartition
 from tests.sim.nodes_clients import Client, Operator
 from tests.sim.surroundings import EPOCH_S
 from tests.sim.world import Violation
+from tests.support.request_values import produce_values
 
 if TYPE_CHECKING:
     from tests.sim.nodes_machine import Machine
@@ -191,11 +192,14 @@ class Ghost:
             [(now_ms, None, b"ghost", ())], producer_id=given.producer_id, producer_epoch=0,
             base_sequence=0, is_transactional=True,
         )  # fmt: skip
-        produced = {"index": tp.partition, "records": bytes(data)}
-        request = {
-            "transactional_id": "ghost", "acks": -1, "timeout": 3000,
-            "topic_data": [{"name": tp.topic, "partition_data": [produced]}],
-        }  # fmt: skip
+        request = produce_values(
+            tp.topic,
+            bytes(data),
+            partition=tp.partition,
+            transactional_id="ghost",
+            acks=-1,
+            timeout=3000,
+        )
         reply = await self.client.call(machine, 0, 9, request)
         error = reply.responses[0].partition_responses[0].error_code.name
         history.world.counts["transactions that hang"] += error == "none"

@@ -26,6 +26,7 @@ from kept.storage.types import TopicPartition
 from tests.sim.nodes_clients import REPLY_S, Client
 from tests.sim.nodes_machine import VOTERS
 from tests.sim.transactions_clients import Instance, Over
+from tests.support.request_values import produce_values
 
 if TYPE_CHECKING:
     from tests.sim.connections import SimTransport
@@ -264,11 +265,14 @@ class Replaced(LeaderMover):
             made, producer_id=instance.producer_id, producer_epoch=instance.epoch,
             base_sequence=0, is_transactional=True,
         )  # fmt: skip
-        partition = {"index": tp.partition, "records": bytes(data)}
-        request = {
-            "transactional_id": instance.slot.name, "acks": -1, "timeout": 3000,
-            "topic_data": [{"name": tp.topic, "partition_data": [partition]}],
-        }  # fmt: skip
+        request = produce_values(
+            tp.topic,
+            bytes(data),
+            partition=tp.partition,
+            transactional_id=instance.slot.name,
+            acks=-1,
+            timeout=3000,
+        )
         try:
             reply = await connection.call(0, 9, request, REPLY_S)
         except KeptError as error:

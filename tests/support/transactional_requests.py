@@ -9,6 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from kept.storage.records import build_batch
 from tests.support.kafka_connection import FIND, Connection
+from tests.support.request_values import produce_values
 
 PRODUCE: Final = 0
 INIT: Final = 22
@@ -46,8 +47,6 @@ def send(
     data = build_batch(
         rows, producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True
     )
-    sent = connection.ask(
-        PRODUCE, 9, transactional_id="any", acks=-1, timeout=30_000,
-        topic_data=[{"name": topic, "partition_data": [{"index": partition, "records": data}]}],
-    )  # fmt: skip
+    values = produce_values(topic, data, partition=partition, transactional_id="any", acks=-1)
+    sent = connection.ask(PRODUCE, 9, **values)
     assert sent.responses[0].partition_responses[0].error_code is ErrorCode.none

@@ -22,6 +22,7 @@ from kept.cluster.security.credentials import ScramMechanism
 from kept.node.http.response_limiter import MOST
 from tests.support.credentials import credential
 from tests.support.loops import turns, until
+from tests.support.request_values import fetch_values
 from tests.support.sasl_peer import AUTHENTICATE, HANDSHAKE, METADATA, VERSIONS, Peer
 from tests.support.token_issuer import Issuer
 
@@ -580,15 +581,7 @@ def test_a_fetch_that_waits_outlives_its_session(secure) -> None:
             await peer.login(PlainClient("ada", "pencil"), "PLAIN")
             metadata = await peer.ask(METADATA, 12, topics=None)
             (topic_id,) = {t.topic_id for t in metadata.topics}
-            partition = {
-                "partition": 0, "current_leader_epoch": -1, "fetch_offset": 0,
-                "log_start_offset": -1, "partition_max_bytes": 1000, "last_fetched_epoch": -1,
-            }  # fmt: skip
-            peer.send(
-                1, 13, max_wait=300, min_bytes=1, max_bytes=1000, isolation_level=0, session_id=0,
-                session_epoch=-1, forgotten_topics_data=(), rack_id="",
-                topics=[{"topic_id": topic_id, "partitions": [partition]}],
-            )  # fmt: skip
+            peer.send(1, 13, **fetch_values("t", topic_id=topic_id, max_wait=300))
             (connection,) = listener_of(lone).connections
             await until(lambda: connection._replies)
             connection.session.expires_at = 0.0

@@ -24,6 +24,7 @@ from kept.node.security.client_usage import UNMETERED
 from kept.storage.records import build_batch, check
 from kept.storage.records.header import HEADER_BYTES
 from kept.storage.types import Codec, TopicPartition
+from tests.support.request_values import fetch_values, produce_values
 
 MIB = 1 << 20
 PATIENCE_S = 60
@@ -68,13 +69,7 @@ class Client:
 
 
 def frame(*batches: bytes, topic: str = "t", acks: int = 1) -> bytes:
-    partitions = [{"index": n, "records": batch} for n, batch in enumerate(batches)]
-    values = {
-        "transactional_id": None,
-        "acks": acks,
-        "timeout": 60_000,
-        "topic_data": [{"name": topic, "partition_data": partitions}],
-    }
+    values = produce_values(topic, *batches, acks=acks)
     return protocol.encode_request(0, 9, 1, "test", values)
 
 
@@ -414,19 +409,7 @@ def test_joins_of_connections_that_are_gone_are_given_back(lone_node):
 
 def fetch(count: int) -> bytes:
     """Begins a session of so many partitions that are not there."""
-    wanted = [{"partition": n, "fetch_offset": 0, "partition_max_bytes": 1} for n in range(count)]
-    values = {
-        "replica_id": -1,
-        "max_wait": 0,
-        "min_bytes": 1,
-        "max_bytes": 1000,
-        "isolation_level": 0,
-        "session_id": 0,
-        "session_epoch": 0,
-        "topics": [{"topic": "nowhere", "partitions": wanted}],
-        "forgotten_topics_data": (),
-        "rack_id": "",
-    }
+    values = fetch_values("nowhere", count=count, session_epoch=0)
     return protocol.encode_request(1, 12, 1, "test", values)
 
 

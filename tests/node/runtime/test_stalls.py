@@ -32,6 +32,7 @@ from tests.node.largest_requests import (
     shapes,
     tagged_shapes,
 )
+from tests.support.request_values import fetch_values
 
 ENTRIES = 10_000
 MAX_ENTRIES = 12_500
@@ -98,16 +99,7 @@ def named() -> dict[str, Any]:
 
 
 def fetched() -> dict[str, Any]:
-    wanted = partitions(
-        name="partition", fetch_offset=0, partition_max_bytes=1, current_leader_epoch=-1
-    )
-    for number, one in enumerate(wanted):
-        one["partition"] = number
-    return {
-        "replica_id": -1, "max_wait": 0, "min_bytes": 0, "max_bytes": 1 << 20,
-        "isolation_level": 0, "session_id": 0, "session_epoch": -1, "rack_id": "",
-        "topics": [{"topic": TOPIC, "partitions": wanted}], "forgotten_topics_data": (),
-    }  # fmt: skip
+    return fetch_values(TOPIC, count=ENTRIES, partition_max_bytes=1, min_bytes=0)
 
 
 def produced() -> dict[str, Any]:

@@ -27,6 +27,7 @@ from kept.storage.types import TopicPartition
 from tests.support.given import Given
 from tests.support.grpc_calls import basic
 from tests.support.raw_client import RawClient
+from tests.support.request_values import fetch_values, produce_values, topic_values
 
 PRODUCE, FETCH, CREATE, FOR_LEADER_EPOCH = 0, 1, 19, 23
 BATCH = build_batch([(1, None, b"v", ())])
@@ -43,23 +44,12 @@ READ, WRITE = (
 
 
 async def produced(client: RawClient) -> int:
-    topics = [{"name": "t", "partition_data": [{"index": 0, "records": BATCH}]}]
-    answer = await client.ask(
-        PRODUCE, 9, transactional_id=None, acks=1, timeout=1000, topic_data=topics
-    )
+    answer = await client.ask(PRODUCE, 9, **produce_values("t", BATCH))
     return int(answer.responses[0].partition_responses[0].error_code)
 
 
 async def fetched(client: RawClient, offset: int, max_wait: int = 0) -> int:
-    partition = {
-        "partition": 0, "current_leader_epoch": -1, "fetch_offset": offset,
-        "last_fetched_epoch": -1, "log_start_offset": -1, "partition_max_bytes": 1000,
-    }  # fmt: skip
-    answer = await client.ask(
-        FETCH, 12, replica_id=-1, max_wait=max_wait, min_bytes=1, max_bytes=1000,
-        isolation_level=0, session_id=0, session_epoch=-1, forgotten_topics_data=[], rack_id="",
-        cluster_id=None, topics=[{"topic": "t", "partitions": [partition]}],
-    )  # fmt: skip
+    answer = await client.ask(FETCH, 12, **fetch_values("t", offset, max_wait=max_wait))
     return int(answer.responses[0].partitions[0].error_code)
 
 
@@ -75,8 +65,7 @@ def test_what_is_taken_is_gone_at_once(lone_node: Callable[..., Any]) -> None:
 
     async def talk() -> None:
         admin = await RawClient.connect(node.port, "admin", "x")
-        new = {"name": "t", "num_partitions": 1, "replication_factor": 1, "assignments": ()}
-        topics = [{**new, "configs": ()}]
+        topics = [topic_values("t")]
         await admin.ask(CREATE, 7, topics=topics, timeout=9000, validate_only=False)
         ada = await RawClient.connect(node.port, "ada", "pencil")
         waiting = await RawClient.connect(node.port, "ada", "pencil")

@@ -24,29 +24,13 @@ from kept.cluster.security.acls import (
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.storage.records import build_batch
 from tests.node.conftest import Lone
+from tests.support.request_values import produce_values
 
 PRODUCE = 0
 ACLS = 10_000
 REQUESTS = 50
-FRAME = protocol.encode_request(
-    PRODUCE,
-    9,
-    7,
-    "a client",
-    {
-        "transactional_id": None,
-        "acks": 1,
-        "timeout": 30_000,
-        "topic_data": [
-            {
-                "name": "t",
-                "partition_data": [
-                    {"index": 0, "records": build_batch([(1, None, bytes(1000), ())])}
-                ],
-            }
-        ],
-    },
-)
+BATCH = build_batch([(1, None, bytes(1000), ())])
+FRAME = protocol.encode_request(PRODUCE, 9, 7, "a client", produce_values("t", BATCH))
 
 
 def binding(number: int) -> AclBinding:

@@ -15,6 +15,7 @@ from kept.client.protocol.api_keys import ApiKey
 from kept.testing import Cluster
 from tests.support.kafka_connection import Connection
 from tests.support.quota_requests import alter, create, fetch, produce, throttle_ms
+from tests.support.request_values import fetch_values
 
 pytestmark = pytest.mark.slow
 
@@ -148,16 +149,8 @@ def test_a_muted_connection_gets_the_answer_of_its_parked_fetch(
     node: Cluster, connection: Connection
 ) -> None:
     topic = node.create_topic()
-    wanted = {
-        "partition": 0, "current_leader_epoch": -1, "fetch_offset": 0,
-        "log_start_offset": -1, "partition_max_bytes": 1 << 20,
-    }  # fmt: skip
     assert alter(connection, {"client-id": "scenario"}, producer_byte_rate=1000) == (0, None)
-    connection.send(
-        ApiKey.FETCH, 11, replica_id=-1, max_wait=30_000, min_bytes=1, max_bytes=1 << 20,
-        isolation_level=0, session_id=0, session_epoch=0,
-        topics=[{"topic": topic, "partitions": [wanted]}], forgotten_topics_data=[], rack_id="",
-    )  # fmt: skip
+    connection.send(ApiKey.FETCH, 11, **fetch_values(topic, session_epoch=0, max_wait=30_000))
     produce(connection, topic, 100_000)
     assert connection.receive().responses[0].partitions[0].records
     assert throttle_ms(connection.receive()) > 30_000

@@ -6,7 +6,7 @@ import time
 import urllib.request
 
 from kept.storage.records import build_batch
-from tests.support.request_values import one_batch
+from tests.support.request_values import fetch_values, one_batch, produce_values
 
 ENTRIES = 5_000
 MOST = 6_000
@@ -63,13 +63,7 @@ def test_a_request_of_too_many_entries_is_refused_and_others_are_served(
     assert (int(refused.error_code), refused.topics) == (42, ())
     assert wire.end_offset(topic) == 0
     # Else it is closed; Produce and Fetch have codecs of their own.
-    data = [{"index": number, "records": b""} for number in range(MOST)]
-    produced = {"transactional_id": None, "acks": 1, "timeout": 1000}
-    produced["topic_data"] = [{"name": topic, "topic_id": None, "partition_data": data}]
-    fetched = {"max_wait": 0, "min_bytes": 0, "max_bytes": 1, "isolation_level": 0}
-    fetched |= {"replica_id": -1, "session_id": 0, "session_epoch": -1, "rack_id": ""}
-    parts = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1}] * MOST
-    fetched |= {"topics": [{"topic": topic, "partitions": parts}], "forgotten_topics_data": ()}
+    produced, fetched = produce_values(topic, *[b""] * MOST), fetch_values(topic, count=MOST)
     for key, version, values in ((2, 6, offsets(topic, MOST)), (0, 9, produced), (1, 11, fetched)):
         one = connect(cluster.port())
         one.send(key, version, **values)
@@ -94,15 +88,10 @@ def test_a_request_with_too_much_to_decode_is_refused_and_records_do_not_count(
                        require_stable=False)  # fmt: skip
     assert int(refused.error_code) == 42
     batch = build_batch([(int(time.time() * 1000), None, b"v" * 200_000, ())])
-    produced = {"transactional_id": None, "acks": 1, "timeout": 1000}
-    data = [{"index": 0, "records": batch}]
-    (answered,) = wire.ask(0, 9, **produced, topic_data=[{"name": topic, "partition_data": data}]
-                           ).responses  # fmt: skip
-    assert int(answered.partition_responses[0].error_code) == 0
-    fetched = {"max_wait": 0, "min_bytes": 0, "max_bytes": 1, "isolation_level": 0}
-    fetched |= {"replica_id": -1, "session_id": 0, "session_epoch": -1, "rack_id": ""}
-    fetched |= {"topics": [{"topic": long, "partitions": []}] * 3, "forgotten_topics_data": ()}
-    produced["topic_data"] = [{"name": long, "partition_data": data}] * 3
+    assert int(wire.produce(topic, batch).error_code) == 0
+    produced, fetched = produce_values(long, batch), fetch_values(long, count=0)
+    produced["topic_data"] *= 3
+    fetched["topics"] *= 3
     for key, version, values in ((0, 9, produced), (1, 11, fetched)):
         one = connect(cluster.port())
         one.send(key, version, **values)
@@ -151,8 +140,8 @@ def test_a_client_that_leaves_in_the_middle_is_forgotten(kept_broker, connect) -
     for _ in range(5):
         leaver = connect(cluster.port())
         leaver.send(2, 6, **offsets(topic, 12_000))
-        leaver.send(1, 11, **_fetch(topic, 600))
-        leaver.send(0, 9, **_produce(topic, 600))
+        leaver.send(1, 11, **fetch_values(topic, count=600))
+        leaver.send(0, 9, **produce_values(topic, *[one_batch()] * 600, acks=-1))
         leaver.close()
     cluster.wait_until(
         lambda: open_connections(cluster) <= steady_connections, "those that left are forgotten"
@@ -161,30 +150,12 @@ def test_a_client_that_leaves_in_the_middle_is_forgotten(kept_broker, connect) -
     assert len(steady.ask(2, 6, **offsets(topic, ENTRIES)).topics[0].partitions) == ENTRIES
 
 
-def _fetch(topic, count, **more):
-    parts = [
-        {"partition": number, "fetch_offset": 0, "partition_max_bytes": 1000}
-        for number in range(count)
-    ]
-    return {
-        "replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20,
-        "isolation_level": 0, "session_id": 0, "session_epoch": -1, "rack_id": "",
-        "topics": [{"topic": topic, "partitions": parts}], "forgotten_topics_data": (), **more,
-    }  # fmt: skip
-
-
-def _produce(topic, count):
-    data = [{"index": number, "records": one_batch()} for number in range(count)]
-    topics = [{"name": topic, "topic_id": None, "partition_data": data}]
-    return {"transactional_id": None, "acks": -1, "timeout": 30_000, "topic_data": topics}
-
-
 def test_many_partitions_are_produced_and_fetched_in_slices(kept_broker, connect) -> None:
     cluster = kept_broker
     topic = cluster.create_topic(partitions=600)
     wire = connect(cluster.port())
-    first = wire.send(0, 9, **_produce(topic, 600))
-    second = wire.send(1, 11, **_fetch(topic, 600))
+    first = wire.send(0, 9, **produce_values(topic, *[one_batch()] * 600, acks=-1))
+    second = wire.send(1, 11, **fetch_values(topic, count=600))
     correlation_id, produced = wire.receive(0, 9)
     assert correlation_id == first
     results = produced.responses[0].partition_responses
@@ -202,15 +173,13 @@ def test_a_parked_fetch_of_many_partitions_wakes_for_each(kept_broker, connect) 
     """What was read in slices rests, and is watched."""
     topic = kept_broker.create_topic(partitions=300)
     consumer, producer = connect(kept_broker.port()), connect(kept_broker.port())
-    first = consumer.ask(1, 11, **_fetch(topic, 300, session_epoch=0))
+    first = consumer.ask(1, 11, **fetch_values(topic, count=300, session_epoch=0))
     assert len(first.responses[0].partitions) == 300
     moved = []
     for epoch, number in enumerate((0, 299, 7, 150), start=1):
         asked = {"session_id": first.session_id, "session_epoch": epoch, "max_wait": 50_000}
-        consumer.send(1, 11, **{**_fetch(topic, 0, **asked), "topics": moved})
-        values = _produce(topic, 1)
-        values["topic_data"][0]["partition_data"][0]["index"] = number
-        producer.ask(0, 9, **values)
+        consumer.send(1, 11, **{**fetch_values(topic, count=0, **asked), "topics": moved})
+        producer.produce(topic, one_batch(), partition=number, acks=-1)
         _, response = consumer.receive(1, 11)
         (answered,) = response.responses
         (found,) = answered.partitions

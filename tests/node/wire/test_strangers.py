@@ -75,16 +75,8 @@ def test_a_consumer_has_no_part_in_a_followers_session() -> None:
 
 
 def forged(topic_id: Any, replica: int, offset: int, epoch: int) -> dict[str, Any]:
-    partition = {
-        "partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20,
-        "current_leader_epoch": -1,
-    }  # fmt: skip
-    return {
-        "replica_state": {"replica_id": replica, "replica_epoch": epoch},
-        "max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 24, "isolation_level": 0,
-        "session_id": 0, "session_epoch": -1, "forgotten_topics_data": (), "rack_id": "",
-        "topics": [{"topic_id": topic_id, "partitions": [partition]}],
-    }  # fmt: skip
+    state = {"replica_id": replica, "replica_epoch": epoch}
+    return fetch_values("", offset, topic_id=topic_id, replica_state=state)
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from kept.storage.errors import KeptError
 from kept.testing import Cluster
 from kept.testing.ports import free_port
 from tests.support.certificates import Authority
+from tests.support.request_values import fetch_values
 
 pytestmark = pytest.mark.slow
 
@@ -171,16 +172,8 @@ def test_a_client_that_cuts_leaves_nothing(site: Site) -> None:
         for _ in range(10):
             client.produce(topic, [OutRecord(None, b"v" * 900_000)])
     context = site.context(ssl.TLSVersion.TLSv1_3)
-    part = {
-        "partition": 0, "current_leader_epoch": -1, "fetch_offset": 0, "log_start_offset": -1,
-        "partition_max_bytes": 50 << 20,
-    }  # fmt: skip
-    fetch = protocol.encode_request(
-        1, 11, 1, "t",
-        {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 50 << 20,
-         "isolation_level": 0, "session_id": 0, "session_epoch": 0, "forgotten_topics_data": [],
-         "topics": [{"topic": topic, "partitions": [part]}], "rack_id": ""},
-    )  # fmt: skip
+    wanted = fetch_values(topic, partition_max_bytes=50 << 20, max_bytes=50 << 20)
+    fetch = protocol.encode_request(1, 11, 1, "t", wanted)
     for number in range(20):
         sock = socket.create_connection(("127.0.0.1", site.port), 30)
         tls = context.wrap_socket(sock, server_hostname="localhost")

@@ -25,6 +25,7 @@ from kept.storage.records import build_batch
 from kept.storage.types import IsolationLevel, TopicPartition
 from kept.testing import Cluster
 from tests.support.kafka_connection import FIND, Connection
+from tests.support.request_values import produce_values
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -325,10 +326,8 @@ def produce(cluster: Cluster, name: str, topic: str, producer: tuple[int, int]) 
         if leader < 0 or not cluster.running(leader):
             return False
         connection = Connection(f"localhost:{cluster.port(leader)}")
-        answer = connection.ask(
-            PRODUCE, 12, transactional_id=name, acks=-1, timeout=30_000,
-            topic_data=[{"name": topic, "partition_data": [{"index": 0, "records": data}]}],
-        )  # fmt: skip
+        values = produce_values(topic, data, transactional_id=name, acks=-1)
+        answer = connection.ask(PRODUCE, 12, **values)
         connection.close()
         code = answer.responses[0].partition_responses[0].error_code
         assert isinstance(code, ErrorCode)

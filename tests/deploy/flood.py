@@ -13,11 +13,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from kept.client.protocol import messages as protocol
 from kept.storage.records import build_batch, records
 from kept.storage.types import Codec
+from tests.support.kafka_connection import Connection
+from tests.support.request_values import fetch_values, topic_values
 
 MIB: Final = 1 << 20
 HALVES: Final = 40
@@ -30,62 +32,18 @@ INFLATED: Final = 15 * MIB
 DEAF: Final = 20
 ROUND_S: Final = 3.0
 PATIENCE_S: Final = 60.0
-PRODUCE, FETCH, LIST_OFFSETS, CREATE_TOPICS = 0, 1, 2, 19
+PRODUCE, FETCH, CREATE_TOPICS = 0, 1, 19
 
 
-class Connection:
-    """Requests to a node from one address of this machine (``127.0.x.y``)."""
-
-    def __init__(self, port: int, address: str = "127.0.0.1") -> None:
-        self.socket = socket.socket()
-        self.socket.settimeout(PATIENCE_S)
-        try:
-            self.socket.bind((address, 0))
-            self.socket.connect(("127.0.0.1", port))
-        except OSError:
-            self.socket.close()
-            raise
-
-    def close(self) -> None:
-        self.socket.close()
-
-    def ask(self, key: int, version: int, **values: Any) -> Any:
-        """A request's answer. Raises OSError where the node or its connection is gone."""
-        self.socket.sendall(protocol.encode_request(key, version, 1, "flood", values))
-        (size,) = struct.unpack(">i", self._exactly(4))
-        return protocol.decode_response(key, version, self._exactly(size))[1]
-
-    def _exactly(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            more = self.socket.recv(size - len(data))
-            if not more:
-                raise ConnectionResetError(f"closed after {len(data)} of {size} bytes")
-            data += more
-        return bytes(data)
-
-    def produce(self, topic: str, batch: bytes) -> Any:
-        """The answer for the one partition."""
-        partitions = [{"index": 0, "records": batch}]
-        topics = [{"name": topic, "topic_id": None, "partition_data": partitions}]
-        values = {"transactional_id": None, "acks": -1, "timeout": 60_000, "topic_data": topics}
-        return self.ask(PRODUCE, 9, **values).responses[0].partition_responses[0]
-
-    def value_at(self, topic: str, offset: int) -> bytes | None:
-        """The value of the record at an offset, None where there is none."""
-        values = fetch_values(topic, offset, 2 * MIB)
-        data = bytes(self.ask(FETCH, 4, **values).responses[0].partitions[0].records or b"")
-        found = (record.value for record in records(data) if record.offset == offset)
-        return next(found, None)
+def value_at(connection: Connection, topic: str, offset: int) -> bytes | None:
+    """The value of the record at an offset, None where there is none."""
+    found = connection.fetch(topic, offset, version=4, partition_max_bytes=2 * MIB)
+    rows = records(bytes(found.records or b""))
+    return next((record.value for record in rows if record.offset == offset), None)
 
 
-def fetch_values(topic: str, offset: int, max_bytes: int) -> dict[str, Any]:
-    """A Fetch of version 4 for partition 0."""
-    partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": max_bytes}
-    return {
-        "max_wait": 0, "min_bytes": 1, "max_bytes": max_bytes, "isolation_level": 0,
-        "topics": [{"topic": topic, "partitions": [partition]}],
-    }  # fmt: skip
+def digest_of(value: bytes) -> bytes:
+    return hashlib.sha256(value).digest()
 
 
 def batch_of(key: bytes, value: bytes, codec: Codec = Codec.NONE) -> bytes:
@@ -100,6 +58,7 @@ class Flood:
 
     def __init__(self, port: int, topic: str = "flooded") -> None:
         self.port = port
+        self.bootstrap = f"127.0.0.1:{port}"
         self.topic = topic
         self.acknowledged: dict[int, bytes] = {}
         """Offset -> SHA-256 of the value."""
@@ -112,15 +71,13 @@ class Flood:
 
     def create_topic(self) -> None:
         """Make the topic."""
-        configs = {
-            "cleanup.policy": "compact", "segment.bytes": str(8 * MIB),
-            "min.cleanable.dirty.ratio": "0.01",
-        }  # fmt: skip
-        topic = {
-            "name": self.topic, "num_partitions": 1, "replication_factor": 1, "assignments": (),
-            "configs": [{"name": name, "value": value} for name, value in configs.items()],
-        }  # fmt: skip
-        with contextlib.closing(Connection(self.port)) as connection:
+        topic = topic_values(
+            self.topic,
+            cleanup_policy="compact",
+            segment_bytes=str(8 * MIB),
+            min_cleanable_dirty_ratio="0.01",
+        )
+        with contextlib.closing(Connection(self.bootstrap)) as connection:
             made = connection.ask(
                 CREATE_TOPICS, 4, topics=[topic], timeout=60_000, validate_only=False
             )
@@ -162,11 +119,11 @@ class Flood:
 
     def lost(self) -> list[int]:
         """Offsets of records that were acknowledged and are not what was sent."""
-        with contextlib.closing(Connection(self.port)) as connection:
+        with contextlib.closing(Connection(self.bootstrap)) as connection:
             return [
                 offset
                 for offset, digest in sorted(self.acknowledged.items())
-                if digest != hashlib.sha256(connection.value_at(self.topic, offset) or b"").digest()
+                if digest != digest_of(value_at(connection, self.topic, offset) or b"")
             ]
 
     # What its threads do until they are stopped.
@@ -199,26 +156,29 @@ class Flood:
 
     def _produce(self, number: int) -> None:
         draw = random.Random(time.monotonic_ns() + number)
-        with contextlib.closing(Connection(self.port, f"127.0.2.{number}")) as connection:
+        address = f"127.0.2.{number}"
+        with contextlib.closing(Connection(self.bootstrap, address=address)) as connection:
             while not self._stop.is_set():
                 value = draw.randbytes(BATCH)
-                found = connection.produce(self.topic, batch_of(draw.randbytes(16), value))
+                found = connection.produce(self.topic, batch_of(draw.randbytes(16), value), acks=-1)
                 if int(found.error_code):
                     self.refused.append(found.error_message or found.error_code.name)
                 else:
-                    self.acknowledged[found.base_offset] = hashlib.sha256(value).digest()
+                    self.acknowledged[found.base_offset] = digest_of(value)
                 self._stop.wait(0.2)  # the disk is not what is tried here
 
     def _inflate(self, number: int) -> None:
         batch = batch_of(b"inflates%d" % number, bytes(INFLATED), Codec.GZIP)
-        with contextlib.closing(Connection(self.port, f"127.0.3.{number}")) as connection:
+        address = f"127.0.3.{number}"
+        with contextlib.closing(Connection(self.bootstrap, address=address)) as connection:
             while not self._stop.is_set():
-                found = connection.produce(self.topic, batch)
+                found = connection.produce(self.topic, batch, acks=-1)
                 if int(found.error_code):
                     self.refused.append(found.error_message or found.error_code.name)
 
     def _hardly_read(self, number: int) -> None:
-        frame = protocol.encode_request(FETCH, 4, 1, "deaf", fetch_values(self.topic, 0, 50 * MIB))
+        wanted = fetch_values(self.topic, partition_max_bytes=50 * MIB, max_bytes=50 * MIB)
+        frame = protocol.encode_request(FETCH, 4, 1, "deaf", wanted)
         with contextlib.closing(socket.socket()) as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.settimeout(PATIENCE_S)

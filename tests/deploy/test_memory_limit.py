@@ -18,7 +18,8 @@ from kept.node.config.sources import variable
 from kept.storage.types import Codec
 from kept.testing.ports import free_port
 from tests.deploy.containers import docker, image, until
-from tests.deploy.flood import HALVES, INFLATED, MIB, SENT, Connection, Flood, batch_of
+from tests.deploy.flood import HALVES, INFLATED, MIB, SENT, Flood, batch_of
+from tests.support.kafka_connection import Connection
 from tests.tools.needs import cannot_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(900)]
@@ -98,7 +99,7 @@ def test_a_node_with_little_memory_lives_through_a_flood(start):
     name, port = start(BOUNDED)
     flood = Flood(port)
     flood.create_topic()
-    with contextlib.closing(Connection(port)) as connection:
+    with contextlib.closing(Connection(flood.bootstrap)) as connection:
         bomb = connection.produce(flood.topic, batch_of(b"bomb", bytes(2 * INFLATED), Codec.GZIP))
         assert int(bomb.error_code) and str(16 * MIB) in bomb.error_message
     healthy = asked = 0

@@ -23,8 +23,8 @@ from kio.static.constants import EntityType
 from kept.client.client import OutRecord
 from kept.client.protocol import messages as protocol
 from kept.node.kafka import api
-from tests.node.wire.conftest import Wire
 from tests.support.hostile import HOSTILE, NOT_TEXT, PRINTABLE, check, following, in_terminal
+from tests.support.kafka_connection import Connection
 from tests.support.made_requests import made
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -95,10 +95,10 @@ class Stranger:
 
     def state(self, topic: str) -> None:
         """A group with members and offsets, a transactional id, a user, an ACL, a quota."""
-        with contextlib.closing(Wire(self.port)) as wire:
+        with contextlib.closing(Connection(f"127.0.0.1:{self.port}")) as wire:
             self.plant(wire, topic)
 
-    def plant(self, wire: Wire, topic: str) -> None:
+    def plant(self, wire: Connection, topic: str) -> None:
         """The same over one connection."""
         for key_type in (0, 1):
             wire.ask(10, 4, key_type=key_type, coordinator_keys=[HOSTILE])

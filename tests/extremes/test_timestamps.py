@@ -16,7 +16,7 @@ import pytest
 from kept.client.client import OutRecord
 from kept.storage.records import build_batch
 from kept.storage.types import Codec, TopicPartition
-from tests.node.wire.conftest import Wire
+from tests.support.kafka_connection import Connection
 from tests.support.request_values import list_offsets_values, topic_values
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -50,9 +50,7 @@ class Judged:
     """What one broker does with batches of such timestamps."""
 
     def __init__(self, bootstrap: str, now_ms: int) -> None:
-        host, _, port = bootstrap.partition(",")[0].rpartition(":")
-        assert host in ("localhost", "127.0.0.1")
-        self.wire = Wire(int(port))
+        self.wire = Connection(bootstrap.partition(",")[0])
         self.now_ms = now_ms
         self.codes: dict[tuple[str, int], int] = {}
 

@@ -115,7 +115,7 @@ class Verbs:
         """The response, None where the broker closed the connection instead."""
         try:
             return self._connection.ask(api, version, **values)
-        except (AssertionError, ConnectionError):
+        except ConnectionError:
             self._connection.close()
             self._connection = Connection(self._bootstrap)
             return None
@@ -270,9 +270,7 @@ class Verbs:
     def describe(self, *transactional_ids: str) -> str:
         """DescribeTransactions."""
         names = [self._name(name) for name in transactional_ids]
-        self._connection.send(DESCRIBE, 0, transactional_ids=names)
-        self._connection.sent.pop()
-        frame = self._connection.frame()
+        frame = self._connection.frame_of(DESCRIBE, 0, transactional_ids=names)
         return ", ".join(self._described(one) for one in described(frame))
 
     def _described(self, one: dict[str, Any]) -> str:

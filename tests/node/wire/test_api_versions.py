@@ -80,7 +80,7 @@ def test_an_unknown_version_is_answered_in_version_0(wire):
     frame = bytearray(protocol.encode_request(18, 0, 9, "new", {}))
     frame[6:8] = (77).to_bytes(2, "big")
     wire.raw(bytes(frame))
-    correlation_id, response = wire.receive(18, 0)
+    correlation_id, response = wire.response(18, 0)
     assert (correlation_id, int(response.error_code)) == (9, 35)
     assert versions(response)[18] == [0, 4]
 

@@ -77,7 +77,7 @@ def test_waiting(wire, kept_broker, connect):
     other = connect(kept_broker.port())
     for _ in range(3):
         other.produce(topic, one_batch(1, 100))
-    correlation_id, response = wire.receive(1, 11)
+    correlation_id, response = wire.response(1, 11)
     assert correlation_id == sent
     assert len(bytes(response.responses[0].partitions[0].records)) == 3 * size
 
@@ -97,7 +97,7 @@ def test_a_parked_fetch_hears_of_deletion(wire, kept_broker, connect):
     wire.send(1, 11, **fetch_values(topic, 0, max_wait=200_000))
     other = connect(kept_broker.port())
     other.ask(20, 3, topic_names=(topic,), timeout=5000)
-    _, response = wire.receive(1, 11)
+    _, response = wire.response(1, 11)
     assert int(response.responses[0].partitions[0].error_code) in (3, 6)
 
 

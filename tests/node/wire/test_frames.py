@@ -91,7 +91,7 @@ def test_frames_above_the_limit_are_refused_wherever_they_stand(kept_cluster, co
         )
 
     wire.raw(framed(10) + framed(10_000))
-    assert wire.receive(0, 9)[0] == 10
+    assert wire.response(0, 9)[0] == 10
     assert wire.is_closed()
     assert connect(cluster.port()).end_offset(topic) == 2
 
@@ -101,6 +101,6 @@ def test_a_request_may_come_byte_by_byte(kept_broker, connect):
     frame = protocol.encode_request(3, 12, 5, "slow", {"topics": None})
     for byte in frame:
         wire.raw(bytes([byte]))
-    correlation_id, response = wire.receive(3, 12)
+    correlation_id, response = wire.response(3, 12)
     assert correlation_id == 5
     assert response.cluster_id

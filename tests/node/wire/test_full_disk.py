@@ -46,7 +46,7 @@ def fill(wire, topic, count=400):
         batch = one_batch(1, 20_000)
         try:
             found = wire.produce(topic, batch, acks=-1)
-        except (EOFError, ConnectionError):
+        except ConnectionError:
             return acked, None
         if int(found.error_code):
             return acked, int(found.error_code)

@@ -117,7 +117,7 @@ def test_answers_come_in_order_and_later_requests_see_what_earlier_ones_did(
                                       group_instance_id=None)))  # fmt: skip
     answers = []
     for key, version, wanted in sent:
-        correlation_id, response = wire.receive(key, version)
+        correlation_id, response = wire.response(key, version)
         assert correlation_id == wanted
         answers.append(response)
     for nth, offset in ((0, 1), (4, 2)):
@@ -156,13 +156,13 @@ def test_many_partitions_are_produced_and_fetched_in_slices(kept_broker, connect
     wire = connect(cluster.port())
     first = wire.send(0, 9, **produce_values(topic, *[one_batch()] * 600, acks=-1))
     second = wire.send(1, 11, **fetch_values(topic, count=600))
-    correlation_id, produced = wire.receive(0, 9)
+    correlation_id, produced = wire.response(0, 9)
     assert correlation_id == first
     results = produced.responses[0].partition_responses
     assert [(p.index, int(p.error_code), p.base_offset) for p in results] == [
         (number, 0, 0) for number in range(600)
     ]
-    correlation_id, fetched = wire.receive(1, 11)
+    correlation_id, fetched = wire.response(1, 11)
     assert correlation_id == second
     found = fetched.responses[0].partitions
     assert [(p.partition_index, p.high_watermark) for p in found] == [(n, 1) for n in range(600)]
@@ -180,7 +180,7 @@ def test_a_parked_fetch_of_many_partitions_wakes_for_each(kept_broker, connect) 
         asked = {"session_id": first.session_id, "session_epoch": epoch, "max_wait": 50_000}
         consumer.send(1, 11, **{**fetch_values(topic, count=0, **asked), "topics": moved})
         producer.produce(topic, one_batch(), partition=number, acks=-1)
-        _, response = consumer.receive(1, 11)
+        _, response = consumer.response(1, 11)
         (answered,) = response.responses
         (found,) = answered.partitions
         assert (found.partition_index, bool(found.records)) == (number, True)

@@ -93,9 +93,9 @@ def test_unanswered_requests_are_limited(kept_cluster, connect):
     first = wire.send(1, 11, **fetch_values(topic, 0, max_wait=200_000))
     appends = [wire.send(0, 9, **produce_values(topic, one_batch(1))) for _ in range(50)]
     # The first produce wakes the fetch; all else follows in order.
-    assert wire.receive(1, 11)[0] == first
+    assert wire.response(1, 11)[0] == first
     for n, wanted in enumerate(appends):
-        correlation_id, response = wire.receive(0, 9)
+        correlation_id, response = wire.response(0, 9)
         found = response.responses[0].partition_responses[0]
         assert (correlation_id, found.base_offset) == (wanted, n)
     # With five that wait for something else, the sixth is not served.
@@ -103,9 +103,9 @@ def test_unanswered_requests_are_limited(kept_cluster, connect):
     for _ in range(5):
         wire.send(1, 11, **fetch_values(other, 0, max_wait=300))
     wire.send(0, 9, **produce_values(other, one_batch(1)))
-    fetched = [wire.receive(1, 11)[1].responses[0].partitions[0] for _ in range(5)]
+    fetched = [wire.response(1, 11)[1].responses[0].partitions[0] for _ in range(5)]
     assert not bytes(fetched[0].records or b""), "the produce came when a place was free"
-    assert wire.receive(0, 9)[1].responses[0].partition_responses[0].base_offset == 0
+    assert wire.response(0, 9)[1].responses[0].partition_responses[0].base_offset == 0
 
 
 def test_a_client_that_takes_nothing_is_closed_when_idle(kept_cluster, connect):
@@ -149,7 +149,7 @@ def test_frames_in_flight_share_one_budget(kept_cluster, connect):
     third = connect(cluster.port())
     assert third.produce(topic, one_batch(1)).base_offset == 0, "small requests go on"
     holder.raw(frame[1_100_000:])
-    assert holder.receive(0, 9)[1].responses[0].partition_responses[0].base_offset == 1
+    assert holder.response(0, 9)[1].responses[0].partition_responses[0].base_offset == 1
 
 
 def test_memory_is_bounded_under_garbage_from_500_connections(kept_cluster, connect):
@@ -275,6 +275,6 @@ def test_a_request_that_drips_gives_its_reservation_back(kept_cluster, connect):
         except ConnectionError:
             closed = True
     assert closed
-    found = waiting.receive(0, 9)[1].responses[0].partition_responses[0]
+    found = waiting.response(0, 9)[1].responses[0].partition_responses[0]
     assert found.base_offset == 0
     assert "kept.request.receive.ms" in cluster.log()

@@ -27,12 +27,12 @@ def test_a_parked_fetch_holds_back_what_comes_after(wire, kept_broker, connect):
     produce = wire.send(0, 9, **produce_values(topic, one_batch(1)))
     metadata = wire.send(3, 9, topics=[{"name": topic}])
     # The produce behind the fetch wakes it.
-    correlation_id, response = wire.receive(1, 11)
+    correlation_id, response = wire.response(1, 11)
     assert correlation_id == fetch
     assert len(bytes(response.responses[0].partitions[0].records)) > 61
-    assert wire.receive(18, 0)[0] == versions
-    assert wire.receive(0, 9)[0] == produce
-    assert wire.receive(3, 9)[0] == metadata
+    assert wire.response(18, 0)[0] == versions
+    assert wire.response(0, 9)[0] == produce
+    assert wire.response(3, 9)[0] == metadata
 
 
 def test_pipelined_requests_of_all_kinds(wire, kept_broker):
@@ -56,7 +56,7 @@ def test_pipelined_requests_of_all_kinds(wire, kept_broker):
             sent.append((wire.send(18, 2), 18, 2))
     offsets = []
     for wanted, key, version in sent:
-        correlation_id, response = wire.receive(key, version)
+        correlation_id, response = wire.response(key, version)
         assert correlation_id == wanted
         if key == 0:
             offsets.append(response.responses[0].partition_responses[0].base_offset)
@@ -75,7 +75,7 @@ def test_appends_keep_order_while_a_batch_is_checked_in_a_thread(roomy, connect)
         )
         wire.send(0, 9, **produce_values(topic, data))
     offsets = [
-        wire.receive(0, 9)[1].responses[0].partition_responses[0].base_offset for _ in range(12)
+        wire.response(0, 9)[1].responses[0].partition_responses[0].base_offset for _ in range(12)
     ]
     assert offsets == list(range(12))
     found, offset = [], 0
@@ -138,8 +138,8 @@ def test_a_connection_sees_what_it_produced_before(wire, kept_broker, acks):
         + protocol.encode_request(21, 2, 4, "w", {"topics": gone, "timeout": 1000})
     )
     if acks:
-        assert wire.receive(0, 9)[0] == 1
-    assert wire.receive(2, 5)[1].topics[0].partitions[0].offset == 5
-    fetched = wire.receive(1, 11)[1].responses[0].partitions[0]
+        assert wire.response(0, 9)[0] == 1
+    assert wire.response(2, 5)[1].topics[0].partitions[0].offset == 5
+    fetched = wire.response(1, 11)[1].responses[0].partitions[0]
     assert len(list(records(bytes(fetched.records)))) == 5
-    assert wire.receive(21, 2)[1].topics[0].partitions[0].low_watermark == 5
+    assert wire.response(21, 2)[1].topics[0].partitions[0].low_watermark == 5

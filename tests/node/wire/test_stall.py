@@ -68,7 +68,7 @@ def test_what_a_deposed_leader_is_sent_in_its_sleep_is_refused(cluster, connect,
     produce_first(cluster, elsewhere, topic, one_batch())
     cluster.resume(old)
     answers = [
-        wire.receive(0, 9)[1].responses[0].partition_responses[0].error_code for wire in waiting
+        wire.response(0, 9)[1].responses[0].partition_responses[0].error_code for wire in waiting
     ]
     assert set(answers) == {NOT_LEADER_OR_FOLLOWER}
 
@@ -83,7 +83,7 @@ def test_a_deposed_leader_tells_consumers_nothing(cluster, connect):
     waiting[0].send(1, 11, **fetch_values(topic, 0))
     waiting[1].send(2, 5, **list_offsets_values(topic))
     cluster.resume(old)
-    fetched = waiting[0].receive(1, 11)[1].responses[0].partitions[0]
+    fetched = waiting[0].response(1, 11)[1].responses[0].partitions[0]
     assert fetched.error_code == NOT_LEADER_OR_FOLLOWER
-    listed = waiting[1].receive(2, 5)[1].topics[0].partitions[0]
+    listed = waiting[1].response(2, 5)[1].topics[0].partitions[0]
     assert listed.error_code == NOT_LEADER_OR_FOLLOWER

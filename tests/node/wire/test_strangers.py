@@ -109,7 +109,7 @@ def test_forged_fetches_acknowledge_nothing_and_lock_nobody_out(three, connect) 
                 ):  # fmt: skip
                     found = asker.ask(1, 17, **values).responses[0].partitions[0]
                     assert int(found.error_code) == code, (replica, epoch)
-        produced = outside.receive(0, 9)[1].responses[0].partition_responses[0]
+        produced = outside.response(0, 9)[1].responses[0].partition_responses[0]
         assert int(produced.error_code) == REQUEST_TIMED_OUT
         assert clients.end_offset(topic) == end, "the high watermark stays"
     finally:

@@ -23,7 +23,7 @@ def test_what_one_request_wrote_comes_in_one_response(wire, kept_broker, connect
     answers = other.ask(0, 9, **request).responses[0].partition_responses
     assert [int(answer.error_code) for answer in answers] == [0] * PARTITIONS
 
-    correlation_id, response = wire.receive(1, 11)
+    correlation_id, response = wire.response(1, 11)
     assert correlation_id == sent
     found = [len(bytes(p.records)) for p in response.responses[0].partitions]
     assert found == [len(batch)] * PARTITIONS

@@ -33,8 +33,6 @@ STATE = "__transaction_state"
 PRODUCE, INIT, ADD, END = 0, 22, 24, 26
 LAST_EPOCH = 32766
 PIPELINED = 50
-CLOSED = (OSError, AssertionError)
-"""What :class:`Connection` raises where its node dies, or closes it."""
 MOVES = 8
 PARTITIONS = 2
 
@@ -228,7 +226,7 @@ class ById:
             connection = Connection(f"localhost:{self.cluster.port(running[0])}")
             try:
                 answer = connection.ask(FIND, 2, key=self.name, key_type=1)
-            except CLOSED:
+            except OSError:
                 return False
             finally:
                 connection.close()
@@ -247,7 +245,7 @@ class ById:
             connection = self.connection or self.find()
             try:
                 answer = connection.ask(api, version, transactional_id=self.name, **values)
-            except CLOSED:
+            except OSError:
                 self.leave()
                 return False
             answers.append(answer)
@@ -291,7 +289,7 @@ class ById:
                     producer_id=-1, producer_epoch=-1,
                 )  # fmt: skip
             answers = [connection.receive() for _ in range(count)]
-        except CLOSED:
+        except OSError:
             self.leave()
             return None
         refused = {one.error_code for one in answers} - {ErrorCode.none}

@@ -130,7 +130,7 @@ class Asker:
             try:
                 while not self._stop.is_set():
                     self._ask(connection)
-            except (OSError, AssertionError):
+            except OSError:
                 pass  # the node was killed
             finally:
                 connection.close()

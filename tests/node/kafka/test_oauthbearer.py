@@ -23,7 +23,7 @@ from kept.node.security.oauth import key_source
 from tests.support.credentials import credential
 from tests.support.grpc_calls import basic, call, calling
 from tests.support.loops import until
-from tests.support.sasl_peer import AUTHENTICATE, HANDSHAKE, METADATA, VERSIONS, Peer
+from tests.support.raw_client import AUTHENTICATE, HANDSHAKE, METADATA, VERSIONS, RawClient
 from tests.support.token_issuer import AUDIENCE, ISSUER, Issuer
 
 # isort: split
@@ -79,7 +79,7 @@ def test_a_session_lasts_as_long_as_its_token_or_as_it_may(secure, issuer, versi
     lone = secure(connections_max_reauth_ms=str(max_ms))
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(VERSIONS, 3, **SOFTWARE)
             client = OAuthBearerClient(issuer.token("ada", life_s=120))
             response = await peer.login(client, OAUTH, version=version)
@@ -102,15 +102,15 @@ def test_a_token_of_a_bare_login(secure, issuer):
     lone = secure()
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(HANDSHAKE, 0, mechanism=OAUTH)
             peer.send_bare(OAuthBearerClient(issuer.token()).step(None) or b"")
-            assert await peer.receive_bare() == b""
+            assert await peer.frame() == b""
             assert await peer.is_in()
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(HANDSHAKE, 0, mechanism=OAUTH)
             peer.send_bare(OAuthBearerClient(issuer.token(aud="x")).step(None) or b"")
-            assert await peer.receive_bare() == ERROR
+            assert await peer.frame() == ERROR
             peer.send_bare(b"\x01")
             assert await peer.ends()
 
@@ -131,7 +131,7 @@ def test_who_is_not_believed_acknowledges_that_and_is_closed(secure, issuer, cla
     lone = secure()
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(HANDSHAKE, 1, mechanism=OAUTH)
             client = OAuthBearerClient(issuer.token(secret=PLANTED, **claims))
             first = await peer.ask(AUTHENTICATE, 2, auth_bytes=client.step(None))
@@ -154,14 +154,14 @@ def test_who_acknowledges_with_a_better_token_is_refused_all_the_same(secure, is
     lone = secure()
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(HANDSHAKE, 1, mechanism=OAUTH)
             for token, code in (("a.b.c", "none"), (issuer.token(), "sasl_authentication_failed")):
                 message = OAuthBearerClient(token).step(None)
                 response = await peer.ask(AUTHENTICATE, 2, auth_bytes=message)
                 assert response.error_code.name == code
             assert await peer.ends()
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(HANDSHAKE, 1, mechanism=OAUTH)
             bad = OAuthBearerClient("a.b.c").step(None)
             assert (await peer.ask(AUTHENTICATE, 2, auth_bytes=bad)).auth_bytes == ERROR
@@ -177,7 +177,7 @@ def test_a_huge_token_is_refused_before_it_is_read(secure, size, monkeypatch):
     monkeypatch.setattr(key_source, "read_header", None)
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(HANDSHAKE, 1, mechanism=OAUTH)
             message = b"n,,\x01auth=Bearer " + b"A" * size + b"\x01\x01"
             response = await peer.ask(AUTHENTICATE, 2, auth_bytes=message)
@@ -192,7 +192,7 @@ def test_a_new_token_on_the_same_connection_renews_the_session(secure, issuer, c
 
     async def go() -> None:
         loop = lone.node.parts.runtime.loop
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.login(OAuthBearerClient(issuer.token(life_s=60)), OAUTH)
             (session,) = sessions(lone)
             response = await peer.login(OAuthBearerClient(issuer.token(life_s=600)), OAUTH)
@@ -213,7 +213,7 @@ def test_a_renewal_that_is_not_right_is_refused_and_closes(secure, issuer, token
     lone = secure()
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.login(OAuthBearerClient(issuer.token()), OAUTH)
             other = issuer.token("bob") if token == "bob's" else issuer.token(life_s=-60)
             response = await peer.login(OAuthBearerClient(other), OAUTH)
@@ -230,7 +230,7 @@ def test_a_token_is_checked_once_at_a_time(secure, issuer):
     lone = secure()
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.login(OAuthBearerClient(issuer.token()), OAUTH)
             message = OAuthBearerClient(issuer.token()).step(None)
             await peer.ask(HANDSHAKE, 1, mechanism=OAUTH)
@@ -248,10 +248,10 @@ def test_another_mechanism_of_the_listener_takes_no_token(secure, issuer):
     lone = secure(sasl_enabled_mechanisms="SCRAM-SHA-256")
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             response = await peer.ask(HANDSHAKE, 1, mechanism=OAUTH)
             assert response.error_code.name == "unsupported_sasl_mechanism"
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(HANDSHAKE, 1, mechanism="SCRAM-SHA-256")
             message = OAuthBearerClient(issuer.token()).step(None)
             response = await peer.ask(AUTHENTICATE, 2, auth_bytes=message)
@@ -440,7 +440,7 @@ def test_a_bug_in_a_check_of_tokens_closes_the_connection(secure, issuer, monkey
     monkeypatch.setattr(lone.node.parts.logins.tokens, "verify", breaks)
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(HANDSHAKE, 1, mechanism=OAUTH)
             message = OAuthBearerClient(issuer.token()).step(None)
             peer.send(AUTHENTICATE, 2, auth_bytes=message)

@@ -14,6 +14,7 @@ from kept.client.protocol import messages as protocol
 from kept.node.kafka.response_memory import DRAW_BYTES, ITEM_BYTES, ResponseMemory
 from kept.node.runtime.memory_budget import MemoryBudget
 from tests.node.conftest import Lone
+from tests.support.raw_client import RawClient
 
 PARTITIONS = 3000
 RESPONSES_BYTES = 4 << 20
@@ -94,20 +95,6 @@ async def all_gone(lone: Lone) -> None:
         await asyncio.sleep(0.001)
 
 
-class Client:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    @classmethod
-    async def open(cls, lone: Any) -> Client:
-        return cls(*await asyncio.open_connection("127.0.0.1", lone.port))
-
-    async def answer(self) -> bytes:
-        async with asyncio.timeout(PATIENCE_S):
-            (size,) = struct.unpack(">i", await self.reader.readexactly(4))
-            return await self.reader.readexactly(size)
-
-
 def everything(correlation_id: int = 7) -> bytes:
     values = {"topics": None, "allow_auto_topic_creation": False}
     return protocol.encode_request(3, 5, correlation_id, "test", values)
@@ -123,11 +110,11 @@ async def watch(lone: Any, most: list[int]) -> None:
 def test_many_who_ask_for_everything_are_answered_within_the_budget(node) -> None:
     async def go() -> int:
         most = [0]
-        several = [await Client.open(node) for _ in range(16)]
+        several = [await RawClient.open(node) for _ in range(16)]
         watching = asyncio.create_task(watch(node, most))
         for client in several:
             client.writer.write(everything())
-        sizes = {len(await client.answer()) for client in several}
+        sizes = {len(await client.frame()) for client in several}
         assert len(sizes) == 1 and sizes.pop() > 20 * PARTITIONS
         several[0].writer.write(everything())
         several[0].writer.close()
@@ -152,7 +139,7 @@ def test_responses_behind_one_that_waits_are_bounded(node, leaves) -> None:
     waits = protocol.encode_request(1, 4, 1, "test", values)
 
     async def go() -> None:
-        client = await Client.open(node)
+        client = await RawClient.open(node)
         client.writer.write(waits + b"".join(map(everything, range(20))))
         (mine,) = node.node.parts.listeners[0].connections
         async with asyncio.timeout(PATIENCE_S):
@@ -166,9 +153,9 @@ def test_responses_behind_one_that_waits_are_bounded(node, leaves) -> None:
         if leaves:
             mine.abort()
         else:
-            await client.answer()
+            await client.frame()
             for number in range(20):
-                answer = await client.answer()
+                answer = await client.frame()
                 assert struct.unpack_from(">i", answer) == (number,)
         while node.node.parts.budget.used_bytes or mine._behind_bytes:
             await asyncio.sleep(0.001)

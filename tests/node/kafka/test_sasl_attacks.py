@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from contextlib import suppress
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 
 from kept.client.protocol import messages as protocol
 from kept.client.security.scram import ScramClient
@@ -19,10 +19,10 @@ from kept.cluster.security.credentials import ScramMechanism
 from kept.node.security.password_checks import MAX_WAITING_PER_HOST
 from tests.support.credentials import credential
 from tests.support.loops import until
+from tests.support.raw_client import AUTHENTICATE, HANDSHAKE, RawClient
 
 pytestmark = pytest.mark.slow
 
-HANDSHAKE, AUTHENTICATE = 17, 36
 SETTINGS = {
     "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
     "sasl_enabled_mechanisms": "PLAIN,SCRAM-SHA-256",
@@ -45,28 +45,10 @@ def resident_bytes() -> int:
     return pages * 4096
 
 
-async def ask(stream: Any, key: int, version: int, **values: Any) -> Any:
-    reader, writer = stream
-    writer.write(protocol.encode_request(key, version, 7, "test", values))
-    (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 60))
-    _, response = protocol.decode_response(key, version, await reader.readexactly(size))
-    return response
-
-
-def connect(lone: Any, host: str = "127.0.0.1") -> Any:
-    return asyncio.open_connection("127.0.0.1", lone.port, local_addr=(host, 0))
-
-
-async def log_in(lone: Any, user: str, password: str, host: str = "127.0.0.1") -> tuple[int, str]:
-    """By PLAIN; bytes and name of the answer's code."""
-    stream = await connect(lone, host)
-    try:
-        await ask(stream, HANDSHAKE, 1, mechanism="PLAIN")
-        token = f"\0{user}\0{password}".encode()
-        response = await ask(stream, AUTHENTICATE, 2, auth_bytes=token)
-        return len(response.error_message or ""), response.error_code.name
-    finally:
-        stream[1].close()
+async def log_in(lone: Any, password: str, host: str) -> str:
+    """By PLAIN; the name of the answer's code."""
+    async with await RawClient.connect(lone.port, host=host) as client:
+        return ErrorCode(await client.log_in("ada", password)).name
 
 
 def test_ten_thousand_strangers_leave_nothing(secure: Any) -> None:
@@ -80,11 +62,9 @@ def test_ten_thousand_strangers_leave_nothing(secure: Any) -> None:
 
     async def wave(count: int) -> None:
         for number in range(count):
-            reader, writer = await connect(secure)
-            writer.write(requests[number % len(requests)])
-            with suppress(ConnectionResetError):  # with bytes unread
-                await asyncio.wait_for(reader.read(), 60)
-            writer.close()
+            async with await RawClient.connect(secure.port) as client:
+                client.writer.write(requests[number % len(requests)])
+                await client.ends()
         await until(lambda: not listener.quota.count)
 
     secure.run(wave(1_000))
@@ -105,14 +85,14 @@ def test_a_flood_of_wrong_passwords_keeps_no_other_address_out(secure: Any) -> N
 
         async def guess(number: int) -> None:
             while not stop.is_set():
-                _, code = await log_in(secure, "ada", f"guess {number}", "127.0.0.2")
+                code = await log_in(secure, f"guess {number}", "127.0.0.2")
                 assert code == "sasl_authentication_failed"
 
         guesses = [asyncio.ensure_future(guess(number)) for number in range(300)]
         await until(lambda: checks.waiting == MAX_WAITING_PER_HOST)
         for _ in range(20):
             checks._right.clear()
-            _, code = await log_in(secure, "ada", "pencil", "127.0.0.3")
+            code = await log_in(secure, "pencil", "127.0.0.3")
             assert code == "none"
             waited = max(waited, checks.waiting)
         stop.set()
@@ -128,22 +108,21 @@ def test_an_unknown_user_is_answered_as_a_wrong_password_is(
 ) -> None:
     async def attempt(user: str) -> tuple[list[int], float]:
         """Sizes of the answers, and the time that the whole took."""
-        stream = await connect(secure)
-        began = time.perf_counter()
-        response = await ask(stream, HANDSHAKE, 1, mechanism=mechanism)
         sizes = []
         token: bytes | None = f"\0{user}\0wrong".encode()
-        client = ScramClient("SCRAM-SHA-256", user, "wrong")
+        scram = ScramClient("SCRAM-SHA-256", user, "wrong")
         if mechanism != "PLAIN":
-            token = client.step(None)
-        while True:
-            response = await ask(stream, AUTHENTICATE, 2, auth_bytes=token)
-            sizes.append(len(response.auth_bytes) + len(response.error_message or ""))
-            if response.error_code.name != "none":
-                break
-            token = client.step(response.auth_bytes)
-        took = time.perf_counter() - began
-        stream[1].close()
+            token = scram.step(None)
+        async with await RawClient.connect(secure.port) as client:
+            began = time.perf_counter()
+            await client.ask(HANDSHAKE, 1, mechanism=mechanism)
+            while True:
+                response = await client.ask(AUTHENTICATE, 2, auth_bytes=token)
+                sizes.append(len(response.auth_bytes) + len(response.error_message or ""))
+                if response.error_code.name != "none":
+                    break
+                token = scram.step(response.auth_bytes)
+            took = time.perf_counter() - began
         return sizes, took
 
     async def go() -> dict[str, list[float]]:

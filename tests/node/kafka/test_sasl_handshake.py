@@ -22,8 +22,8 @@ from kept.cluster.security.credentials import ScramMechanism
 from kept.node.http.response_limiter import MOST
 from tests.support.credentials import credential
 from tests.support.loops import turns, until
+from tests.support.raw_client import AUTHENTICATE, HANDSHAKE, METADATA, VERSIONS, RawClient
 from tests.support.request_values import fetch_values
-from tests.support.sasl_peer import AUTHENTICATE, HANDSHAKE, METADATA, VERSIONS, Peer
 from tests.support.token_issuer import Issuer
 
 PRODUCE = 0
@@ -72,7 +72,7 @@ def test_who_logs_in_has_a_session(secure, mechanism, client, version) -> None:
     lone = secure()
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             versions = await peer.ask(VERSIONS, 3, **SOFTWARE)
             assert {17, 36, 0, 1} <= {int(k.api_key) for k in versions.api_keys}
             fresh = type(client)(*client_arguments(client))
@@ -108,21 +108,21 @@ def test_tokens_are_bare_after_the_first_version_of_the_handshake(secure) -> Non
     lone = secure()
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             response = await peer.ask(HANDSHAKE, 0, mechanism="SCRAM-SHA-256")
             assert list(response.mechanisms) == ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
             client = ScramClient("SCRAM-SHA-256", "ada", "pencil")
             token = client.step(None)
             while not client.done:
                 peer.send_bare(token)
-                token = client.step(await peer.receive_bare())
+                token = client.step(await peer.frame())
             assert await peer.is_in()
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(HANDSHAKE, 0, mechanism="PLAIN")
             peer.send_bare(b"\0ada\0pencil")
-            assert await peer.receive_bare() == b""
+            assert await peer.frame() == b""
             assert await peer.is_in()
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(HANDSHAKE, 0, mechanism="PLAIN")
             peer.send_bare(b"\0ada\0wrong")
             assert await peer.ends()
@@ -134,7 +134,7 @@ def test_what_is_sent_behind_the_last_token_is_served_behind_it(secure) -> None:
     lone = secure()
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             peer.send(HANDSHAKE, 1, mechanism="PLAIN")
             peer.send(AUTHENTICATE, 2, auth_bytes=b"\0ada\0pencil")
             for _ in range(20):
@@ -162,7 +162,7 @@ def test_one_text_for_whoever_is_refused(secure, mechanism, client, capfd) -> No
     lone = secure()
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(VERSIONS, 3, **SOFTWARE)
             response = await peer.login(type(client)(*client_arguments(client)), mechanism)
             assert response.error_code.name == "sasl_authentication_failed"
@@ -191,7 +191,7 @@ def test_a_user_of_the_file_has_no_other_password(secure) -> None:
             ("sue", "pencil", "none"),
             ("ada", "pencil", "sasl_authentication_failed"),
         ):
-            async with Peer(lone) as peer:
+            async with await RawClient.connect(lone.port) as peer:
                 response = await peer.login(PlainClient(user, password), "PLAIN")
                 assert response.error_code.name == code, user
 
@@ -211,7 +211,7 @@ def test_a_mechanism_that_is_not_enabled_is_told_which_are(secure) -> None:
 
     async def go() -> None:
         for mechanism in ("PLAIN", "GSSAPI", "SCRAM-SHA-256", "x" * 1000, ""):
-            async with Peer(lone) as peer:
+            async with await RawClient.connect(lone.port) as peer:
                 response = await peer.ask(HANDSHAKE, 1, mechanism=mechanism)
                 assert response.error_code.name == "unsupported_sasl_mechanism"
                 assert list(response.mechanisms) == ["SCRAM-SHA-512"]
@@ -224,20 +224,20 @@ def test_an_unknown_version_of_api_versions_is_asked_again(secure) -> None:
     lone = secure()
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             for version, software in ((99, b""), (3, b"\0\4a b\2x\0")):
                 peer.writer.write(
                     struct.pack(">ihhih", 10 + len(software), 18, version, 7, -1) + software
                 )
-                answer = await peer.receive_bare()
+                answer = await peer.frame()
                 assert answer[4:6] in (b"\0\x23", b"\0\x2a")
             assert (await peer.ask(VERSIONS, 3, **SOFTWARE)).error_code.name == "none"
             assert (await peer.login(PlainClient("ada", "pencil"), "PLAIN")).auth_bytes == b""
 
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             peer.writer.write(3 * frame(18, 99))
             for _ in range(2):
-                assert (await peer.receive_bare())[4:6] == b"\0\x23"
+                assert (await peer.frame())[4:6] == b"\0\x23"
             assert await peer.ends(), "answers that nobody takes fill no memory"
 
     lone.run(go())
@@ -281,7 +281,7 @@ def test_whoever_does_not_log_in_is_closed_unparsed(secure, monkeypatch, capfd) 
 
     async def go() -> None:
         for what, data in STRANGERS.items():
-            async with Peer(lone) as peer:
+            async with await RawClient.connect(lone.port) as peer:
                 peer.writer.write(data)
                 try:
                     left = await asyncio.wait_for(peer.reader.read(), 60)
@@ -356,12 +356,15 @@ def test_who_gives_wrong_passwords_holds_nobody_up(secure) -> None:
 
     async def go() -> None:
         async with AsyncExitStack() as peers:
-            wrong = [await peers.enter_async_context(Peer(lone)) for _ in range(MOST + 1)]
+            wrong = [
+                await peers.enter_async_context(await RawClient.connect(lone.port))
+                for _ in range(MOST + 1)
+            ]
             for peer in wrong:
                 peer.writer.write(request.format(basic("ada", "wrong")).encode())
             counters = lone.node.parts.counters
             await until(lambda: counters.failed_logins > MOST)
-            good = await peers.enter_async_context(Peer(lone))
+            good = await peers.enter_async_context(await RawClient.connect(lone.port))
             good.writer.write(request.format(basic("ada", "pencil")).encode())
             answer = await asyncio.wait_for(good.reader.readuntil(b"\r\n"), 60)
             assert answer == b"HTTP/1.1 200 OK\r\n"
@@ -385,7 +388,10 @@ def test_a_login_that_takes_too_long_is_closed_though_bytes_trickle(secure) -> N
     lone = secure(kept_silent_ms="1500")
 
     async def go() -> None:
-        async with Peer(lone) as peer, Peer(lone) as silent:
+        async with (
+            await RawClient.connect(lone.port) as peer,
+            await RawClient.connect(lone.port) as silent,
+        ):
             await peer.ask(VERSIONS, 3, **SOFTWARE)
             peer.writer.write(struct.pack(">i", 2048))
             trickle = asyncio.ensure_future(_trickle(peer))
@@ -397,7 +403,7 @@ def test_a_login_that_takes_too_long_is_closed_though_bytes_trickle(secure) -> N
     lone.run(go())
 
 
-async def _trickle(peer: Peer) -> None:
+async def _trickle(peer: RawClient) -> None:
     while True:
         peer.writer.write(b"x")
         await asyncio.sleep(0.01)
@@ -407,9 +413,12 @@ def test_who_is_in_may_be_silent(secure) -> None:
     lone = secure(kept_silent_ms="1500")
 
     async def go() -> None:
-        async with Peer(lone) as peer, Peer(lone) as silent:
+        async with (
+            await RawClient.connect(lone.port) as peer,
+            await RawClient.connect(lone.port) as silent,
+        ):
             await peer.login(PlainClient("ada", "pencil"), "PLAIN")
-            async with Peer(lone) as other:
+            async with await RawClient.connect(lone.port) as other:
                 assert await other.ends(), "it came later and is closed first"
             assert await silent.ends()
             assert await peer.is_in()
@@ -421,10 +430,13 @@ def test_logins_count_as_connections(secure) -> None:
     lone = secure(max_connections="2")
 
     async def go() -> None:
-        async with Peer(lone) as one, Peer(lone) as two:
+        async with (
+            await RawClient.connect(lone.port) as one,
+            await RawClient.connect(lone.port) as two,
+        ):
             await one.ask(VERSIONS, 3, **SOFTWARE)
             await two.login(PlainClient("ada", "pencil"), "PLAIN")
-            async with Peer(lone) as three:
+            async with await RawClient.connect(lone.port) as three:
                 three.send(VERSIONS, 3, **SOFTWARE)
                 assert await three.ends()
             assert listener_of(lone).quota.count == 2
@@ -441,7 +453,7 @@ def test_a_bug_in_a_check_of_passwords_closes_the_connection(secure, monkeypatch
     monkeypatch.setattr(lone.node.parts.logins, "password_matches", breaks)
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(HANDSHAKE, 1, mechanism="PLAIN")
             peer.send(AUTHENTICATE, 2, auth_bytes=b"\0ada\0pencil")
             assert await peer.ends()
@@ -456,7 +468,7 @@ def test_a_failure_is_answered_late_and_nothing_is_read_meanwhile(secure) -> Non
     lone = secure(connection_failed_authentication_delay_ms="5000")
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(HANDSHAKE, 1, mechanism="PLAIN")
             peer.send(AUTHENTICATE, 2, auth_bytes=b"\0ada\0wrong")
             await until(lambda: lone.node.parts.counters.failed_logins)
@@ -485,7 +497,7 @@ def test_passwords_of_stored_credentials_serve_plain_where_that_is_set(secure) -
             ("root", "pencil", "sasl_authentication_failed"),
             ("nobody", "pencil", "sasl_authentication_failed"),
         ):
-            async with Peer(lone) as peer:
+            async with await RawClient.connect(lone.port) as peer:
                 response = await peer.login(PlainClient(user, password), "PLAIN")
                 assert response.error_code.name == code, user
 
@@ -511,7 +523,7 @@ def test_a_session_ends_unless_its_client_logs_in_again(secure, mechanism, capfd
         return ScramClient(mechanism, "ada", "pencil")
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             response = await peer.login(client(), mechanism, version=1)
             assert response.session_lifetime.total_seconds() == 3600
             assert await peer.is_in()
@@ -555,7 +567,7 @@ def test_who_logs_in_again_as_another_or_otherwise_is_closed(
     lone = secure(connections_max_reauth_ms="3600000")
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.login(ScramClient("SCRAM-SHA-256", "ada", "pencil"), "SCRAM-SHA-256")
             if client is None:
                 response = await peer.ask(HANDSHAKE, 1, mechanism=mechanism)
@@ -577,7 +589,7 @@ def test_a_fetch_that_waits_outlives_its_session(secure) -> None:
     lone.create("t")
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.login(PlainClient("ada", "pencil"), "PLAIN")
             metadata = await peer.ask(METADATA, 12, topics=None)
             (topic_id,) = {t.topic_id for t in metadata.topics}
@@ -617,7 +629,7 @@ def test_sessions_end_with_the_credential_they_began_by(
 
     async def go() -> None:
         metadata = lone.node.parts.metadata
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             assert (await peer.login(client(), mechanism)).error_code.name == "none"
             altered = credential("other", "SCRAM-SHA-256")
             sha_256, sha_512 = ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512
@@ -642,7 +654,7 @@ def test_a_login_under_way_ends_with_its_credential(secure) -> None:
 
     async def go() -> None:
         client = ScramClient("SCRAM-SHA-256", "ada", "pencil")
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(HANDSHAKE, 1, mechanism="SCRAM-SHA-256")
             first = await peer.ask(AUTHENTICATE, 2, auth_bytes=client.step(None))
             removed = RemoveScramCredentialRecord("ada", ScramMechanism.SCRAM_SHA_256)
@@ -696,7 +708,7 @@ def test_a_password_over_http_is_that_of_any_mechanism_that_is_enabled(
     lone.run(lone.node.parts.metadata.propose(more))
 
     async def go() -> None:
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(VERSIONS, 3, **SOFTWARE)
             (login,) = listener_of(lone).logging_in
             session = await listener_of(lone).authenticate_password(login.transport, user, password)

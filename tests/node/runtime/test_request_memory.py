@@ -24,6 +24,7 @@ from kept.node.security.client_usage import UNMETERED
 from kept.storage.records import build_batch, check
 from kept.storage.records.header import HEADER_BYTES
 from kept.storage.types import Codec, TopicPartition
+from tests.support.raw_client import RawClient
 from tests.support.request_values import fetch_values, produce_values
 
 MIB = 1 << 20
@@ -37,34 +38,25 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.001)
 
 
-class Client:
-    """A connection from an address of this machine."""
+class Client(RawClient):
+    """Knows the node's side of its connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
+        super().__init__(reader, writer)
         self.host, port = writer.get_extra_info("sockname")[:2]
         self.peer = f"{self.host}:{port}"
-
-    @classmethod
-    async def open(cls, lone: Any, host: str = "127.0.0.1") -> Client:
-        return cls(*await asyncio.open_connection("127.0.0.1", lone.port, local_addr=(host, 0)))
 
     def mine(self, lone: Any) -> Any:
         """The node's side of it."""
         of_node = lone.node.parts.listeners[0].connections
         return next(one for one in of_node if one.peer == self.peer)
 
-    async def answer(self) -> bytes:
-        async with asyncio.timeout(PATIENCE_S):
-            (size,) = struct.unpack(">i", await self.reader.readexactly(4))
-            return await self.reader.readexactly(size)
-
     def answers(self) -> bool:
         return bool(self.reader._buffer)  # type: ignore[attr-defined]
 
     async def produced(self) -> Any:
         """Result of the only partition of a Produce v9."""
-        response = protocol.decode_response(0, 9, await self.answer())[1]
+        response = protocol.decode_response(0, 9, await self.frame())[1]
         return response.responses[0].partition_responses[0]
 
 
@@ -79,7 +71,7 @@ def plain(size: int) -> bytes:
 
 @contextlib.asynccontextmanager
 async def clients(lone: Any, *hosts: str):
-    opened = [await Client.open(lone, host) for host in hosts]
+    opened = [await Client.connect(lone.port, host=host) for host in hosts]
     try:
         yield opened
     finally:
@@ -303,7 +295,7 @@ def test_a_bomb_is_refused_and_the_rest_of_its_request_is_not(lone_node):
             client.writer.write(
                 frame(plain(10), untold(20 * MIB), untold(9 * MIB), bomb(Codec.GZIP))
             )
-            response = protocol.decode_response(0, 9, await client.answer())[1]
+            response = protocol.decode_response(0, 9, await client.frame())[1]
             found = response.responses[0].partition_responses
             assert [int(one.error_code) for one in found] == [0, 87, 0, 87]
 
@@ -316,7 +308,7 @@ async def test_many_batches_of_one_request_are_not_all_checked_on_the_loop(lone,
     batch = bomb(Codec.ZSTD, 900_000)
     async with clients(lone, "127.0.0.1") as (client,):
         client.writer.write(frame(*[batch] * 20))
-        response = protocol.decode_response(0, 9, await client.answer())[1]
+        response = protocol.decode_response(0, 9, await client.frame())[1]
         found = response.responses[0].partition_responses
         assert [int(one.error_code) for one in found] == [0] * 20
     on_loop = sum(1 for on_loop, _ in watched if on_loop)
@@ -393,13 +385,13 @@ def test_joins_of_connections_that_are_gone_are_given_back(lone_node):
         async with clients(lone, *["127.0.0.1"] * 5) as (first, *several):
             find = {"key": "g", "key_type": 0}
             first.writer.write(protocol.encode_request(10, 3, 1, "test", find))
-            await first.answer()
+            await first.frame()
             empty = memory.used_bytes
             for n, client in enumerate(several):
                 client.writer.write(join(f"g{n}", 10 * MIB))
             await until(lambda: memory.used_bytes - empty > 40 * MIB)
             first.writer.write(join("large", 16 * MIB - 100))  # and what a member costs
-            refused = protocol.decode_response(11, 3, await first.answer())[1]
+            refused = protocol.decode_response(11, 3, await first.frame())[1]
             assert int(refused.error_code) == 81, "GROUP_MAX_SIZE_REACHED"
         await until(lambda: memory.used_bytes - empty < MIB)
         await until(lambda: not lone.node.parts.budget.used_bytes)
@@ -431,7 +423,7 @@ def test_a_large_fetch_session_is_none(lone_node):
         async with clients(lone, "127.0.0.1") as (client,):
             client.writer.write(fetch(5000) + fetch(900))
             large, small = [
-                protocol.decode_response(1, 12, await client.answer())[1] for _ in range(2)
+                protocol.decode_response(1, 12, await client.frame())[1] for _ in range(2)
             ]
             assert large.session_id == 0 and small.session_id != 0
             assert len(large.responses[0].partitions) == 5000

@@ -27,8 +27,7 @@ from tests.fuzz import seeds
 from tests.support.credentials import credential
 from tests.support.grpc_calls import basic, call
 from tests.support.hostile import HOSTILE, NOT_TEXT, check, in_terminal
-from tests.support.raw_client import RawClient
-from tests.support.sasl_peer import AUTHENTICATE, HANDSHAKE, Peer
+from tests.support.raw_client import AUTHENTICATE, HANDSHAKE, RawClient
 
 # isort: split
 import grpc
@@ -64,16 +63,16 @@ async def by_sasl(lone: Any) -> None:
         assert await client.log_in(user, password.replace("\0", "")) == 58
         client.close()
     for mechanism in (HOSTILE, "PLAIN" + HOSTILE):
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             refused = await peer.ask(HANDSHAKE, 1, mechanism=mechanism)
             assert refused.error_code.name == "unsupported_sasl_mechanism"
     texts = (f"n,,n={USER},r={USER}", f"n,a={USER},n={USER},r=x", f"{USER},,n=x,r=x", f"n,,{USER}")
     for token in (*(text.encode() for text in texts), NOT_TEXT, b"n,," + NOT_TEXT):
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             await peer.ask(HANDSHAKE, 1, mechanism="SCRAM-SHA-256")
             await peer.ask(AUTHENTICATE, 2, auth_bytes=token)
     for user, password, code in ((USER, "x", 58), (STRANGER, "pencil", 58), (USER, "pencil", 0)):
-        async with Peer(lone) as peer:
+        async with await RawClient.connect(lone.port) as peer:
             said = await peer.login(ScramClient("SCRAM-SHA-256", user, password), "SCRAM-SHA-256")
             assert int(said.error_code) == code
     client = await RawClient.connect(lone.port, USER, "pencil")

@@ -131,14 +131,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, None, None]:
-    """What a module of tests leaves open is told at the end of the run."""
+    """What a module of tests leaves open is told at the end of the run. What it thawed is frozen
+    again: else every later collection in this process would walk all that was imported.
+    """
     yield
     if nextitem is None or nextitem.path != item.path:
         counts = item.config.stash[OPEN_FILES]
-        if open_files() > counts[item.path] + MANY_FILES:
+        thawed = not gc.get_freeze_count()
+        if thawed or open_files() > counts[item.path] + MANY_FILES:
             if isinstance(item, pytest.Function):
                 item.funcargs.clear()
             gc.collect()  # closes the logs of nodes; by itself it may not come for long
+        if thawed:
+            gc.freeze()
         now = open_files()
         left, counts[item.path] = now - counts[item.path], now
         if left > MANY_FILES:

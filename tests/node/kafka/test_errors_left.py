@@ -50,7 +50,6 @@ def test_no_request_leaves_errors_of_its_entries(node, served) -> None:
                 errors = [one for one in gc.get_objects() if isinstance(one, KeptError)]
             finally:
                 gc.enable()
-                gc.unfreeze()
             if len(errors) > FEW:
                 left[str(shape)] = len(errors), repr(errors[0])[:80]
             del errors

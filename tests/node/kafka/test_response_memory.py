@@ -110,7 +110,7 @@ async def watch(lone: Any, most: list[int]) -> None:
 def test_many_who_ask_for_everything_are_answered_within_the_budget(node) -> None:
     async def go() -> int:
         most = [0]
-        several = [await RawClient.open(node) for _ in range(16)]
+        several = [await RawClient.connect(node.port) for _ in range(16)]
         watching = asyncio.create_task(watch(node, most))
         for client in several:
             client.writer.write(everything())
@@ -139,7 +139,7 @@ def test_responses_behind_one_that_waits_are_bounded(node, leaves) -> None:
     waits = protocol.encode_request(1, 4, 1, "test", values)
 
     async def go() -> None:
-        client = await RawClient.open(node)
+        client = await RawClient.connect(node.port)
         client.writer.write(waits + b"".join(map(everything, range(20))))
         (mine,) = node.node.parts.listeners[0].connections
         async with asyncio.timeout(PATIENCE_S):

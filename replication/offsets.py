@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kept.replication.snapshots import ListedOffset
+from kept.replication.partition_views import ListedOffset
 from kept.storage.errors import OffsetNotAvailable, OffsetOutOfRange
 from kept.storage.log.log import Log
 from kept.storage.log.log_reader import FindRecord, find_record

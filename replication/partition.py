@@ -24,8 +24,8 @@ from typing import Final, NoReturn
 from kept.replication.events import NO_TOKEN, CommitAdvanced, MinIsrChanged, Token, WaitCancelled
 from kept.replication.fetch_messages import FetchPartition
 from kept.replication.offsets import diverging_epoch, list_offset
+from kept.replication.partition_views import CommitCallback, ListedOffset, PartitionFetch
 from kept.replication.replica import EpochTicket, Replica
-from kept.replication.snapshots import CommitCallback, ListedOffset, PartitionFetch
 from kept.storage.errors import (
     KafkaStorageError,
     MachineError,

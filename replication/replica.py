@@ -35,7 +35,7 @@ from kept.replication.partition_core import (
     Event,
     PartitionCore,
 )
-from kept.replication.snapshots import (
+from kept.replication.partition_views import (
     CommitCallback,
     ProducerView,
     SegmentView,

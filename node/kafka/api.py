@@ -25,7 +25,7 @@ from kept.client.protocol.wire import read_uvarint, skip_tags, uvarint
 from kept.cluster.controller.features import SUPPORTED, TRANSACTION_VERSION
 from kept.cluster.security.acls import AclOperation as Op
 from kept.cluster.security.acls import AclResourceType
-from kept.node.kafka import resources
+from kept.node.kafka import acl_resources
 from kept.node.runtime import error_codes
 from kept.node.runtime.deferred import Deferred
 from kept.node.security.access import CLUSTER, Access, Each, Open, Own, Whole
@@ -202,22 +202,22 @@ NEVER: Final = 32767
 
 _OWN: Final = (Own(),)
 _OPEN: Final = (Open(),)
-_READ_GROUP: Final = (Whole(Op.READ, resources.group),)
-_DESCRIBE_GROUPS: Final = (Each(Op.DESCRIBE, resources.group),)
-_DELETE_GROUPS: Final = (Each(Op.DELETE, resources.group),)
-_DESCRIBE_TOPICS: Final = (Each(Op.DESCRIBE, resources.topic),)
-_EPOCHS: Final = (Each(Op.DESCRIBE, resources.topic, cluster=Op.CLUSTER_ACTION),)
-_CREATE_TOPICS: Final = (Each(Op.CREATE, resources.topic, cluster=Op.CREATE),)
-_ALTER_TOPICS: Final = (Each(Op.ALTER, resources.topic),)
-_DELETE_RECORDS: Final = (Each(Op.DELETE, resources.topic),)
-_READ_TOPICS: Final = (Each(Op.READ, resources.topic),)
-_DESCRIBE_CONFIGS: Final = (Each(Op.DESCRIBE_CONFIGS, resources.configured),)
-_ALTER_CONFIGS: Final = (Each(Op.ALTER_CONFIGS, resources.configured),)
-_DESCRIBE_IDS: Final = (Each(Op.DESCRIBE, resources.transactional_id),)
-_WRITE_ID: Final = (Whole(Op.WRITE, resources.transactional_id),)
+_READ_GROUP: Final = (Whole(Op.READ, acl_resources.group),)
+_DESCRIBE_GROUPS: Final = (Each(Op.DESCRIBE, acl_resources.group),)
+_DELETE_GROUPS: Final = (Each(Op.DELETE, acl_resources.group),)
+_DESCRIBE_TOPICS: Final = (Each(Op.DESCRIBE, acl_resources.topic),)
+_EPOCHS: Final = (Each(Op.DESCRIBE, acl_resources.topic, cluster=Op.CLUSTER_ACTION),)
+_CREATE_TOPICS: Final = (Each(Op.CREATE, acl_resources.topic, cluster=Op.CREATE),)
+_ALTER_TOPICS: Final = (Each(Op.ALTER, acl_resources.topic),)
+_DELETE_RECORDS: Final = (Each(Op.DELETE, acl_resources.topic),)
+_READ_TOPICS: Final = (Each(Op.READ, acl_resources.topic),)
+_DESCRIBE_CONFIGS: Final = (Each(Op.DESCRIBE_CONFIGS, acl_resources.configured),)
+_ALTER_CONFIGS: Final = (Each(Op.ALTER_CONFIGS, acl_resources.configured),)
+_DESCRIBE_IDS: Final = (Each(Op.DESCRIBE, acl_resources.transactional_id),)
+_WRITE_ID: Final = (Whole(Op.WRITE, acl_resources.transactional_id),)
 _MARK: Final = (Whole(Op.ALTER, otherwise=Op.CLUSTER_ACTION),)
 _COMMIT: Final = (*_READ_GROUP, *_READ_TOPICS)
-_DELETE_OFFSETS: Final = (Whole(Op.DELETE, resources.group), *_READ_TOPICS)
+_DELETE_OFFSETS: Final = (Whole(Op.DELETE, acl_resources.group), *_READ_TOPICS)
 _ADD_OFFSETS: Final = (*_WRITE_ID, *_READ_GROUP)
 _TXN_COMMIT: Final = (*_WRITE_ID, *_READ_GROUP, *_READ_TOPICS)
 _DESCRIBE_CLUSTER: Final = (Whole(Op.DESCRIBE),)

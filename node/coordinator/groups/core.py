@@ -45,6 +45,12 @@ from kept.node.coordinator.groups.events import NO_ERROR, Effect, Event, NoteGro
 from kept.node.coordinator.groups.group import CLASSIC_GROUP_TYPE, DEAD_STATE, STABLE, Group
 from kept.node.coordinator.groups.join_group import GroupMembership
 from kept.node.coordinator.groups.memory_limit import GroupMemory, GroupTable, records_bytes
+from kept.node.coordinator.groups.offset_cleanup import (
+    ExpirySweep,
+    GroupsDeletion,
+    Sweep,
+    TopicsSweep,
+)
 from kept.node.coordinator.groups.offset_requests import OffsetRequests
 from kept.node.coordinator.groups.offsets import OffsetStore, OpenTransactions, StoredOffset
 from kept.node.coordinator.groups.pending_append import (
@@ -63,7 +69,6 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from kept.node.coordinator.groups.sweeps import ExpirySweep, GroupsDeletion, Sweep, TopicsSweep
 from kept.node.coordinator.groups.timers import (
     ExpireOffsets,
     JoinDeadline,

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from kio.schema.errors import ErrorCode
 
     from kept.node.coordinator.groups.group import Group, Protocols
+    from kept.node.coordinator.groups.offset_cleanup import Sweep
     from kept.node.coordinator.groups.records import GroupRecord
-    from kept.node.coordinator.groups.sweeps import Sweep
 
 
 class GroupCreation(Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kept.client.protocol.messages import LazyArray
 from kept.node.runtime.error_codes import code_for, message_for
-from kept.replication.snapshots import ProducerView
+from kept.replication.partition_views import ProducerView
 from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition
 

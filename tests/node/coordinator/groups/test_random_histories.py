@@ -30,7 +30,7 @@ from kept.node.coordinator.common.events import (
     TransactionalProducer,
 )
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups import sweeps
+from kept.node.coordinator.groups import offset_cleanup
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.group import STABLE
 from kept.node.coordinator.groups.offsets import OffsetStore, TransactionalOffsets
@@ -61,8 +61,8 @@ PROTOCOLS = (
 
 @pytest.fixture(autouse=True)
 def in_short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps, "SLICE_RECORDS", 2)
-    monkeypatch.setattr(sweeps, "SLICE_ITEMS", 3)
+    monkeypatch.setattr(offset_cleanup, "SLICE_RECORDS", 2)
+    monkeypatch.setattr(offset_cleanup, "SLICE_ITEMS", 3)
 
 
 Entry = tuple[GroupRecord, int] | EndMarker

@@ -24,11 +24,11 @@ from kept.node.coordinator.common.events import (
 )
 from kept.node.coordinator.common.log_loader import load
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups import sweeps
+from kept.node.coordinator.groups import offset_cleanup
 from kept.node.coordinator.groups.coordinator import GroupCoordinator
 from kept.node.coordinator.groups.core import RETRY_MS, GroupCore
+from kept.node.coordinator.groups.offset_cleanup import SLICE_RECORDS, ExpirySweep
 from kept.node.coordinator.groups.records import NO_TOPIC_ID, GroupMetadataKey, OffsetCommitKey
-from kept.node.coordinator.groups.sweeps import SLICE_RECORDS, ExpirySweep
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.groups.group_offsets import PART, GroupOffsetsHandler
 from kept.node.security.session import ALLOW_ALL, Session
@@ -173,7 +173,7 @@ def test_who_waits_for_a_deletion_is_sent_on_when_another_node_leads() -> None:
 def test_expiry_looks_at_so_many_offsets_at_a_stretch_also_if_none_is_expired(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sweeps, "SLICE_ITEMS", 100)
+    monkeypatch.setattr(offset_cleanup, "SLICE_ITEMS", 100)
     world = World()
     sweep = ExpirySweep(world.core)
     assert not sweep.next_slice() and not sweep.records

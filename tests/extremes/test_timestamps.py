@@ -55,8 +55,7 @@ class Judged:
         self.codes: dict[tuple[str, int], int] = {}
 
     def create(self, name: str, configs: dict[str, str]) -> None:
-        given = [{"name": key, "value": value} for key, value in configs.items()]
-        topic = {**topic_values(name), "configs": given}
+        topic = topic_values(name, **configs)
         created = self.wire.ask(19, 5, topics=[topic], timeout=30_000, validate_only=False)
         assert created.topics[0].error_code.name == "none", created
         end = time.monotonic() + 30

@@ -18,6 +18,7 @@ from kept.node.kafka import api
 from kept.node.node import Node
 from kept.node.runtime.logging import bugs
 from kept.node.security.session import node_session
+from tests.support.request_values import topic_values
 
 
 @pytest.fixture(autouse=True)
@@ -92,14 +93,7 @@ class Lone:
 
     async def created(self, name: str, partitions: int = 1, **configs: str) -> Any:
         """Create a topic; the CreateTopics result."""
-        given = [{"name": k.replace("_", "."), "value": v} for k, v in configs.items()]
-        topic = {
-            "name": name,
-            "num_partitions": partitions,
-            "replication_factor": -1,
-            "assignments": (),
-            "configs": given,
-        }
+        topic = {**topic_values(name, partitions, **configs), "replication_factor": -1}
         response = await self.request(19, 7, topics=[topic], timeout=1000, validate_only=False)
         (result,) = response.topics
         assert result.error_code.name == "none", result

@@ -33,7 +33,7 @@ from tests.sim.loop import SLOW_JOB_S, SimLoop
 from tests.sim.process import Process
 from tests.sim.surroundings import EPOCH_S, ProcessDisk, SimRuntime, simulated
 from tests.sim.world import Violation, World
-from tests.support.request_values import fetch_values, produce_values
+from tests.support.request_values import fetch_values, produce_values, topic_values
 from tests.support.simulated_disk import SimulatedDisk
 
 HOST: Final = "10.0.0.1"
@@ -284,14 +284,8 @@ class NodeHistory:
         synced = random.random() < (0.8 if self._power else 0.4)
         topic = Topic(f"t{len(self._topics)}", random.randint(1, 3), synced=synced)
         self._topics.append(topic)
-        configs = [{"name": "flush.messages", "value": "1"}] if synced else []
-        wanted = {
-            "name": topic.name,
-            "num_partitions": topic.partitions,
-            "replication_factor": 1,
-            "assignments": (),
-            "configs": configs,
-        }
+        configs = {"flush_messages": "1"} if synced else {}
+        wanted = topic_values(topic.name, topic.partitions, **configs)
         values = {"topics": [wanted], "timeout": 20_000, "validate_only": False}
         (result,) = (await connection.call(19, 7, values, REPLY_S)).topics
         if result.error_code.name != "none":

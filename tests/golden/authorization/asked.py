@@ -16,6 +16,7 @@ from kept.client.protocol.messages import versions
 from kept.cluster.security.acls import AclOperation as Op
 from kept.cluster.security.acls import AclResourceType as Kind
 from kept.storage.records import build_batch
+from tests.support.request_values import topic_values
 
 NAMES = ("mine", "fresh", "secret", "missing")
 ALLOWED = ("mine", "fresh")
@@ -208,10 +209,7 @@ def _coordinator(kind: int) -> Callable[[int, Ids], Values]:
 
 
 def _create(_: int, __: Ids) -> Values:
-    topics = [
-        {"name": n, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
-        for n in NAMES
-    ]
+    topics = [topic_values(name) for name in NAMES]
     return {"topics": topics, "timeout": 1000, "validate_only": True}
 
 

@@ -23,6 +23,7 @@ from tests.golden.authorization.asked import (
     bindings_of,
 )
 from tests.support.kafka_connection import Connection
+from tests.support.request_values import topic_values
 
 ASKER = "User:bob"
 PASSWORD = "sesame"
@@ -109,10 +110,7 @@ class World:
 
     def mend(self) -> None:
         """Make again what a request took away."""
-        new = [
-            {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": (),
-             "configs": ()} for name in ("mine", "secret")
-        ]  # fmt: skip
+        new = [topic_values("mine"), topic_values("secret")]
         answered = self._admin.ask(CREATE, 7, topics=new, timeout=30_000, validate_only=False)
         assert {int(topic.error_code) for topic in answered.topics} <= {0, 36}, answered
         made = [topic for topic in answered.topics if not topic.error_code]

@@ -11,6 +11,7 @@ from typing import Any
 from kept.client.protocol.wire import read_uvarint
 from kept.storage.records import build_batch, headers
 from tests.support.kafka_connection import Connection
+from tests.support.request_values import topic_values
 
 PRODUCE, FETCH, LIST_OFFSETS, OFFSET_FETCH, FIND, JOIN, SYNC, CREATE = 0, 1, 2, 9, 10, 11, 14, 19
 DELETE_RECORDS, INIT, ADD, ADD_OFFSETS, END, MARKERS, COMMIT_OFFSETS = 21, 22, 24, 25, 26, 27, 28
@@ -124,11 +125,8 @@ class Verbs:
 
     def topic(self, name: str, partitions: str, *configs: str) -> str:
         """Create a topic: ``topic orders 2 min.insync.replicas=2``."""
-        new = {
-            "name": self._name(name), "num_partitions": int(partitions), "replication_factor": 1,
-            "assignments": (),
-            "configs": [dict(zip(("name", "value"), c.split("="), strict=True)) for c in configs],
-        }  # fmt: skip
+        settings = dict(config.split("=") for config in configs)
+        new = topic_values(self._name(name), int(partitions), **settings)
         (made,) = self._ask(CREATE, 7, topics=[new], timeout=30_000, validate_only=False).topics
         assert not made.error_code, made
         self._topics[self._name(name)] = made.topic_id

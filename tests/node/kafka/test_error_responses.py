@@ -19,9 +19,9 @@ from kept.node.security.session import node_session
 from kept.steps import finished
 from kept.storage.disk import Disk
 from kept.storage.errors import NetworkException, NotController, RequestTimedOut
+from tests.support.request_values import topic_values
 
-TOPIC = {"name": "t", "num_partitions": 1, "replication_factor": 1, "assignments": (),
-         "configs": ()}  # fmt: skip
+TOPIC = topic_values("t")
 RESOURCE = {"resource_type": 2, "resource_name": "t", "configs": ()}
 FILTER = {
     "resource_type_filter": 2,

@@ -16,6 +16,7 @@ from kept.node.security.session import DenyAll, Session
 from kept.steps import finished
 from kept.storage.errors import InvariantViolation, UnsupportedVersion
 from tests.support.given import Given
+from tests.support.request_values import topic_values
 
 LIST_OFFSETS, LIST_GROUPS, CREATE_TOPICS = 2, 16, 19
 
@@ -87,10 +88,8 @@ def test_an_answer_without_a_question_is_not_sent(questions):
 
 async def test_the_controller_decides_by_whoever_made_a_request_that_was_sent_on(lone):
     handlers = lone.node.parts.handlers
-    topic = {"name": "t", "num_partitions": 1, "replication_factor": 1, "assignments": (),
-             "configs": ()}  # fmt: skip
     cls = protocol.message_type(CREATE_TOPICS, 7, EntityType.request)
-    values = {"topics": [topic], "timeout": 1000, "validate_only": True}
+    values = {"topics": [topic_values("t")], "timeout": 1000, "validate_only": True}
     body = protocol.encode(protocol.build(cls, values))
     only = handlers._authorizer = Only()
     for principal, by_node, asker, code in (

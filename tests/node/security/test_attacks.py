@@ -227,12 +227,11 @@ def test_who_may_create_nothing_learns_no_names(watched: Any) -> None:
         client = await RawClient.connect(watched.port, "ada", "pencil")
         answers = set()
         for name in ("t", "a.b", "a_b", "free", "a b"):
-            new = {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": ()}
+            topics = [topic_values(name)]
             for validate_only in (False, True):
                 answer = await client.ask(
-                    CREATE, 7, topics=[{**new, "configs": ()}], timeout=9000,
-                    validate_only=validate_only,
-                )  # fmt: skip
+                    CREATE, 7, topics=topics, timeout=9000, validate_only=validate_only
+                )
                 (result,) = answer.topics
                 answers.add((int(result.error_code), result.error_message, result.topic_id))
         assert len(answers) == 1 and next(iter(answers))[0] == 29

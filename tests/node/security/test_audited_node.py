@@ -16,6 +16,7 @@ from tests.support.given import Given
 from tests.support.grpc_calls import basic, call
 from tests.support.loops import until
 from tests.support.raw_client import RawClient
+from tests.support.request_values import topic_values
 
 CREATE, ELECT = 19, 43
 
@@ -37,16 +38,14 @@ def test_logins_denials_and_changes(lone_node: Any, tmp_path: Path) -> None:
             client = await RawClient.connect(node.port)
             assert await client.log_in(user, "wrong") == 58
             client.close()
-        new = {"num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
         for user, password, codes in (("ada", "pencil", [29, 29]), ("admin", "x", [0, 17])):
             client = await RawClient.connect(node.port)
             assert await client.log_in(user, password) == 0
-            topics = [{"name": name, **new} for name in ("t", "no/name")]
+            topics = [topic_values("t"), topic_values("no/name")]
             answer = await client.ask(CREATE, 7, topics=topics, timeout=9000, validate_only=False)
             assert [int(topic.error_code) for topic in answer.topics] == codes
-            await client.ask(
-                CREATE, 7, topics=[{"name": "u", **new}], timeout=9, validate_only=True
-            )
+            topics = [topic_values("u")]
+            await client.ask(CREATE, 7, topics=topics, timeout=9, validate_only=True)
             client.close()
         made = broker_pb2.CreateTopicRequest(topic="by-grpc", partitions=1)
         await call(node.port, "CreateTopic", made, basic("admin", "x"))

@@ -28,6 +28,7 @@ from tests.support.credentials import credential
 from tests.support.grpc_calls import basic, call
 from tests.support.hostile import HOSTILE, NOT_TEXT, check, in_terminal
 from tests.support.raw_client import AUTHENTICATE, HANDSHAKE, RawClient
+from tests.support.request_values import topic_values
 
 # isort: split
 import grpc
@@ -76,10 +77,8 @@ async def by_sasl(lone: Any) -> None:
             said = await peer.login(ScramClient("SCRAM-SHA-256", user, password), "SCRAM-SHA-256")
             assert int(said.error_code) == code
     client = await RawClient.connect(lone.port, USER, "pencil")
-    new = {"num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
-    denied = await client.ask(
-        CREATE_TOPICS, 7, topics=[{"name": HOSTILE, **new}], timeout=9000, validate_only=False
-    )
+    topics = [topic_values(HOSTILE)]
+    denied = await client.ask(CREATE_TOPICS, 7, topics=topics, timeout=9000, validate_only=False)
     assert denied.topics[0].error_code.name == "topic_authorization_failed"
     client.close()
 

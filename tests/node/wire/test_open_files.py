@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 
 from kept.testing.ports import free_port
-from tests.support.request_values import one_batch
+from tests.support.request_values import one_batch, topic_values
 
 FILES = 300
 DEADLINE_S = 60
@@ -79,12 +79,8 @@ def limited(tmp_path):
 
 
 def create(wire, name: str, partitions: int = 1, **configs: str):
-    given = [{"name": k.replace("_", "."), "value": v} for k, v in configs.items()]
-    topic = {
-        "name": name, "num_partitions": partitions, "replication_factor": 1, "assignments": (),
-        "configs": given,
-    }  # fmt: skip
-    (result,) = wire.ask(19, 7, topics=[topic], timeout=30_000, validate_only=False).topics
+    topics = [topic_values(name, partitions, **configs)]
+    (result,) = wire.ask(19, 7, topics=topics, timeout=30_000, validate_only=False).topics
     return result.error_code.name
 
 

@@ -11,14 +11,14 @@ import pytest
 from kept.node.runtime import fd_quota
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
+from tests.support.request_values import topic_values
 
 
 def creations(lone, *topics, validate_only=False, version=7):
-    plain = {"num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
     answer = lone.ask(
         19,
         version,
-        topics=[plain | topic for topic in topics],
+        topics=[topic_values("t") | topic for topic in topics],
         timeout=1000,
         validate_only=validate_only,
     )
@@ -434,13 +434,7 @@ def test_delete_records_refused(lone):
 @pytest.mark.parametrize("value", ["x" * 32_768, "\u20ac" * 11_000, "y" * 80_000])
 def test_a_value_that_no_string_holds_is_refused(lone, value):
     """It would become a record and an answer that cannot be written."""
-    topic = {
-        "name": "long-value",
-        "num_partitions": 1,
-        "replication_factor": 1,
-        "assignments": (),
-        "configs": [{"name": "kept.compaction.strategy", "value": value}],
-    }
+    topic = topic_values("long-value", kept_compaction_strategy=value)
     values = {"topics": [topic], "timeout": 1000, "validate_only": False}
     (result,) = lone.ask(19, 7, **values).topics
     assert int(result.error_code) == 40
@@ -453,14 +447,7 @@ def test_a_value_that_no_string_holds_is_refused(lone, value):
 
 
 def test_a_message_of_an_error_is_cut(lone):
-    topic = {
-        "name": "n" * 32_767,
-        "num_partitions": 1,
-        "replication_factor": 1,
-        "assignments": (),
-        "configs": (),
-    }
-    values = {"topics": [topic], "timeout": 1000, "validate_only": False}
+    values = {"topics": [topic_values("n" * 32_767)], "timeout": 1000, "validate_only": False}
     for version in (2, 7):
         (result,) = lone.ask(19, version, **values).topics
         assert int(result.error_code) == 17

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 
 import pytest
 
+from kept.storage.records import headers
 from kept.storage.types import TopicPartition
 from tests.node.replicas.manifests.trio import trio
 
@@ -122,6 +124,35 @@ def test_a_member_with_a_damaged_record_leaves_the_isr_and_fetches_it_again():
         assert "is missing here" in three.cluster.log(victim)
         three.until_equal()
         assert three.live()[b"kept"] == b"as it was"
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_compacted_segment_that_is_cut_while_its_node_is_down_is_fetched_again(whole):
+    """Between two batches, so that no reader of the files can tell; or the file is removed."""
+    with trio() as three:
+        victim = (three.leader + 1) % 3
+        three.fill(100, keys=50)
+        three.clean()
+        three.until_applied(0, 1, 2)
+        before = three.files(victim)
+        three.cluster.stop(victim)
+        segments = sorted(glob.glob(os.path.join(three.directory(victim), "*.log")))
+        assert len(segments) > 3
+        cut = segments[1]  # retention may have taken the first
+        with open(cut, "r+b") as segment:
+            batches = list(headers(segment.read()))
+            assert len(batches) > 1
+            segment.truncate(batches[-1][0])
+        if whole:
+            for suffix in (".log", ".index", ".timeindex"):
+                os.unlink(cut.removesuffix(".log") + suffix)
+        three.cluster.start(victim)
+        three.until(lambda: "is missing here" in three.cluster.log(victim), "it lacks a record")
+        three.until_in_sync(0, 1, 2)
+        three.until_applied(0, 1, 2)
+        three.until_equal()
+        assert three.files(victim) == before
+        assert f"{os.path.basename(cut)}: damaged at byte" in three.cluster.log(victim)
 
 
 def test_consumer_offsets_are_compacted_on_all_replicas():

@@ -166,7 +166,7 @@ def create_acls(index: AclIndex, bindings: Sequence[AclBinding]) -> Steps[Creati
         try:
             check_binding(binding)
         except InvalidRequest as error:
-            results.append(error)
+            results.append(error.without_frames())
             continue
         results.append(None)
         if binding not in index:
@@ -208,7 +208,7 @@ def delete_acls(
         try:
             check_filter(wanted)
         except InvalidRequest as error:
-            results.append(error)
+            results.append(error.without_frames())
             continue
         exactly = wanted.exactly
         if exactly is not None:

@@ -405,7 +405,7 @@ def alter_isrs(image: Image, requests: Iterable[AlterIsr]) -> Batch:
             for record in alter_isr(image, request):
                 records[key] = record
         except (PeerError, RetriableError) as error:
-            errors[key] = error
+            errors[key] = error.without_frames()
     return Batch(list(records.values()), errors)
 
 

@@ -166,3 +166,9 @@ def test_filters_that_are_not_known(wanted) -> None:
         check_filter(wanted)
     deleted = deleted_by(ACLS, (wanted, AclFilter(principal="User:bob")))
     assert isinstance(deleted.results[0], InvalidRequest) and deleted.results[1] == (BAR,)
+    assert deleted.results[0].__traceback__ is None, "it would hold the frame that holds it"
+
+
+def test_a_binding_that_is_refused_holds_no_frame() -> None:
+    refused, made = created_by(AclIndex(), (replace(FOO, name=""), FOO)).results
+    assert isinstance(refused, InvalidRequest) and refused.__traceback__ is None and made is None

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -36,7 +37,7 @@ from kept.compaction.manifest import manifest
 from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.storage import layout
 from kept.storage.disk import Disk
-from kept.storage.errors import DamagedData, InvariantViolation
+from kept.storage.errors import CorruptMessage, DamagedData, InvariantViolation
 from kept.storage.records import BatchHeader, crc32c, headers, records
 from kept.storage.records.header import CRC_START
 from kept.storage.segments import txn_index
@@ -87,7 +88,8 @@ class FollowJob:
 def job_for(log: Log, found: Manifest, previous: Manifest | None, now_ms: int) -> FollowJob:
     """The job for a log, on its thread; rolls an active segment that begins below the end.
 
-    Raises InvariantViolation when the log ends below the manifest (rule 15: fetch first).
+    Raises InvariantViolation when the log ends below the manifest (rule 15: fetch first), and
+    LogsDiffer where a damaged header hides the boundary of an output.
     """
     if log.log_end_offset < found.end_offset:
         raise InvariantViolation(
@@ -96,13 +98,24 @@ def job_for(log: Log, found: Manifest, previous: Manifest | None, now_ms: int) -
         )
     if log.active_segment.base_offset < found.end_offset:
         log.roll(now_ms)
-    parts = tuple(pieces(log, found))
+    try:
+        parts = tuple(pieces(log, found))
+    except DamagedData as error:
+        raise _hidden(log, found, error) from error
     aborted: tuple[AbortedTxn, ...] = ()
     if parts and parts[-1].output is None:
         end = parts[-1].sources[-1].end_offset
         entries = log.aborted_transactions(found.end_offset, end)
         aborted = tuple(e for e in entries if found.end_offset <= e.last_offset < end)
     return FollowJob(log.directory, found, parts, log.config, previous, aborted)
+
+
+def _hidden(log: Log, found: Manifest, error: DamagedData) -> LogsDiffer:
+    """A header that is none: nobody knows what follows it in its segment."""
+    segment = next(s for s in log.segments if s.path(layout.LOG) == error.path)
+    offset = max(segment.base_offset, log.log_start_offset)
+    why = f"{error.why}, where generation {found.generation} has records"
+    return LogsDiffer(error.path, error.position, offset, why)
 
 
 def pieces(log: Log, found: Manifest) -> Iterator[Piece]:
@@ -345,7 +358,8 @@ class _Follower:
         present, bases = BitMap(), BitMap()
 
         def note(batch: memoryview, header: BatchHeader) -> None:
-            if crc32c(batch[CRC_START:]) != header.crc:
+            outside = not output.base_offset <= header.base_offset < output.end_offset
+            if outside or crc32c(batch[CRC_START:]) != header.crc:
                 return
             first = header.base_offset - output.base_offset
             bases.add(first)
@@ -355,7 +369,9 @@ class _Follower:
                 present.update([r.offset - output.base_offset for r in records(bytes(batch))])
 
         for source in piece.sources:
-            _read_batches(self.job, self.disk, source, note)
+            # Behind a header that is none no batch can be found.
+            with suppress(CorruptMessage, DamagedData):
+                _read_batches(self.job, self.disk, source, note)
         missing = (output.survivors - present) | (output.empties - bases)
         if missing:
             raise LogsDiffer(

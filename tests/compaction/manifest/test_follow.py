@@ -230,6 +230,43 @@ def test_a_survivor_in_a_damaged_batch_is_named(pair) -> None:
     assert error.value.offset == 11
 
 
+@pytest.mark.parametrize("at", [0, 3, 7, 8, 10, 16], ids=lambda at: f"byte {at}")
+def test_a_survivor_behind_a_damaged_header_is_named(pair, at) -> None:
+    """Nobody knows where the next batch begins; or the batch seems to be somewhere else."""
+    both = pair()
+    fill(both, 30, 30)
+    both.fetch()
+    both.leader.clean()
+    log = both.follower.log
+    segment = log.segments[0]
+    position = segment.locate(11)[0] + at
+    disk, path = both.follower.disk, segment.path(layout.LOG)
+    disk.writev(disk.open_append(path), [bytes([disk.read(path)[position] ^ 0x81])], position)
+    with pytest.raises(follow.LogsDiffer) as error:
+        both.build()
+    assert error.value.offset in (11, segment.base_offset)
+
+
+def test_a_header_that_hides_where_an_output_begins_is_damage_of_its_segment(pair) -> None:
+    both = pair()
+    fill(both, 30, 30)
+    both.fetch()
+    both.leader.clean()
+    log = both.follower.log
+    segment = log.segments[0]
+    position = segment.locate(11)[0] + 16
+    disk = both.follower.disk
+    disk.writev(disk.open_append(segment.path(layout.LOG)), [b"\0"], position)
+    found = both.generation()
+    (output, *rest) = found.segments
+    parts = [output.part(0, 15), output.part(15, output.end_offset)]
+    for start in (0, 5):
+        log.advance_log_start(start)
+        with pytest.raises(follow.LogsDiffer) as error:
+            follow.job_for(log, found.with_segments([*parts, *rest]), None, both.follower.now)
+        assert error.value.offset == start and error.value.path == segment.path(layout.LOG)
+
+
 def test_another_record_at_the_same_offset_is_noticed(pair) -> None:
     both = pair()
     fill(both, 30, 30)

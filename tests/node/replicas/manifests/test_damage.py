@@ -104,7 +104,8 @@ def test_a_leader_whose_manifest_is_damaged_begins_anew_when_there_is_no_other()
         three.until_equal()
 
 
-def test_a_member_with_a_damaged_record_leaves_the_isr_and_fetches_it_again():
+@pytest.mark.parametrize("where", ["record", "header"])
+def test_a_member_with_a_damaged_record_leaves_the_isr_and_fetches_it_again(where):
     """It is found when a manifest is applied (C17)."""
     with trio() as three:
         victim = (three.leader + 1) % 3
@@ -113,8 +114,8 @@ def test_a_member_with_a_damaged_record_leaves_the_isr_and_fetches_it_again():
         three.until_in_sync(0, 1, 2)
         first = os.path.join(three.directory(victim), "00000000000000000000.log")
         with open(first, "r+b") as segment:
-            segment.seek(segment.read().index(b"as it was"))
-            segment.write(b"as it is ")
+            segment.seek(segment.read().index(b"as it was") if where == "record" else 16)
+            segment.write(b"as it is " if where == "record" else b"\0")
         three.clean()
         three.until(lambda: "log truncated" in three.cluster.log(victim), "its log is cut")
         three.until_in_sync(0, 1, 2)

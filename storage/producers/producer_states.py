@@ -128,6 +128,7 @@ class ProducerStates:
     """All producers of a log, by producer id."""
 
     __slots__ = (
+        "_closed",
         "_counted",
         "_ended",
         "_open",
@@ -143,6 +144,8 @@ class ProducerStates:
         self._counted = 0
         """How many of :attr:`_states` are counted there."""
         self._states: dict[int, ProducerState] = {}
+        self._closed: dict[int, None] = {}
+        """Those without an open transaction, in the order in which they are candidates to go."""
         self.guards = VerificationGuards()
         self._open: dict[int, int] = {}
         """First offset of each open transaction, ascending."""
@@ -284,8 +287,7 @@ class ProducerStates:
         """A data batch of a producer is in the log."""
         state = self._states.get(producer_id)
         if state is None:
-            state = self._states[producer_id] = ProducerState(epoch, timestamp)
-            self._enforce_limits()
+            state = self._add(producer_id, epoch, timestamp)
         elif epoch != state.epoch:
             state.epoch = epoch
             state.batches.clear()
@@ -301,6 +303,7 @@ class ProducerStates:
         if is_transactional:
             if state.txn_first_offset is None:
                 state.txn_first_offset = self._open[producer_id] = last_offset - offset_delta
+                del self._closed[producer_id]
             self.guards.appended(producer_id, epoch)
 
     def update_marker(  # noqa: PLR0917
@@ -315,8 +318,7 @@ class ProducerStates:
         """A transaction marker is in the log; the transaction it ended, if it had data here."""
         state = self._states.get(producer_id)
         if state is None:
-            state = self._states[producer_id] = ProducerState(epoch, timestamp)
-            self._enforce_limits()
+            state = self._add(producer_id, epoch, timestamp)
         elif epoch != state.epoch:
             state.epoch = epoch
             state.batches.clear()
@@ -325,6 +327,7 @@ class ProducerStates:
         state.last_timestamp = timestamp
         first, state.txn_first_offset = state.txn_first_offset, None
         self._open.pop(producer_id, None)
+        self._closed[producer_id] = None
         if first is None:
             return None
         self._ended.append((first, offset))
@@ -369,7 +372,7 @@ class ProducerStates:
             if state.last_timestamp <= horizon and state.txn_first_offset is None
         ]
         for producer_id in gone:
-            del self._states[producer_id]
+            del self._states[producer_id], self._closed[producer_id]
         self._count()
         return len(gone)
 
@@ -378,21 +381,28 @@ class ProducerStates:
         self._counted += more
         self._quota.add(more)
 
+    def _add(self, producer_id: int, epoch: int, timestamp: int) -> ProducerState:
+        """One more, for which another one may have to go."""
+        state = self._states[producer_id] = ProducerState(epoch, timestamp)
+        self._enforce_limits()
+        self._closed[producer_id] = None
+        return state
+
     def _enforce_limits(self) -> None:
-        """After one more, which is the last of the table: keep to the limits."""
+        """After one more, which is no candidate yet: keep to the limits."""
         self._count()
-        states = self._states
+        states, closed = self._states, self._closed
         if len(states) <= MOST_OF_A_LOG and self._quota.used <= self._quota.limit:
             return
-        first = list(islice(states, min(CANDIDATES, len(states) - 1)))
-        silent = [pid for pid in first if states[pid].txn_first_offset is None]
-        if not silent:
+        first = list(islice(closed, CANDIDATES))
+        if not first:
             return
-        oldest = min(silent, key=lambda pid: states[pid].last_timestamp)
-        del states[oldest]
+        oldest = min(first, key=lambda pid: states[pid].last_timestamp)
         for producer_id in first:
+            del closed[producer_id]
             if producer_id != oldest:  # to the end: others are looked at next time
-                states[producer_id] = states.pop(producer_id)
+                closed[producer_id] = None
+        del states[oldest]
         self._count()
 
     def __del__(self) -> None:
@@ -401,6 +411,7 @@ class ProducerStates:
     def clear(self) -> None:
         """Forget everything."""
         self._states.clear()
+        self._closed.clear()
         self._count()
         self._open.clear()
         self._ended.clear()
@@ -408,6 +419,9 @@ class ProducerStates:
     def restore(self, producers: Iterable[tuple[int, ProducerState]]) -> None:
         """Take over the producers of a snapshot; there are no others."""
         self._states.update(producers)
+        self._closed = {
+            pid: None for pid, state in self._states.items() if state.txn_first_offset is None
+        }
         self._count()
         began = ((pid, state.txn_first_offset) for pid, state in self._states.items())
         found = [(first, pid) for pid, first in began if first is not None]
@@ -430,6 +444,7 @@ class ProducerStates:
             if first < log_start_offset and state.last_offset < log_start_offset:
                 state.txn_first_offset = None
                 del self._open[producer_id]
+                self._closed[producer_id] = None
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation."""
@@ -443,8 +458,11 @@ class ProducerStates:
                 last = batch.last_offset
             if len(state.batches) > BATCHES_KEPT:
                 raise InvariantViolation(f"producer {producer_id}: too many batches kept")
-            if (state.txn_first_offset is None) == (producer_id in self._open):
+            is_open = state.txn_first_offset is not None
+            if is_open != (producer_id in self._open) or is_open == (producer_id in self._closed):
                 raise InvariantViolation(f"producer {producer_id}: open transactions disagree")
+        if len(self._open) + len(self._closed) != len(self._states):
+            raise InvariantViolation("open or closed transactions of unknown producers")
 
 
 def _check_epoch(producer_id: int, state: ProducerState, epoch: int) -> None:

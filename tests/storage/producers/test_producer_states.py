@@ -74,6 +74,28 @@ def test_a_log_remembers_so_many_producers_and_forgets_who_is_silent(monkeypatch
     assert 0 in states and 1199 in states and 1000 not in states
 
 
+def test_open_transactions_do_not_keep_others_from_being_forgotten(monkeypatch) -> None:
+    """However many there are, and wherever they are in the table."""
+    monkeypatch.setattr(producers, "MOST_OF_A_LOG", 50)
+    states = ProducerStates(1000, ProducerQuota())
+    several = range(2 * producers.CANDIDATES)
+    for pid in several:
+        send(states, pid, 0, pid=pid, txn=True)
+    for n in range(100):
+        send(states, 100 + n, 0, pid=1000 + n, now=n)
+    assert len(states) == 50 and all(pid in states for pid in several)
+    for pid in several:  # then they may go as well
+        states.update_marker(pid, 0, 200 + pid, 0, 0, False)
+    for n in range(100):
+        send(states, 300 + n, 0, pid=2000 + n, now=1000 + n)
+    assert len(states) == 50 and not any(pid in states for pid in several)
+    for pid in range(3000, 3060):  # more than are remembered otherwise
+        send(states, pid, 0, pid=pid, txn=True)
+    for pid in (1, 2):
+        send(states, 9000 + pid, 0, pid=pid)
+    assert len(states) == 61 and 2 in states, "each takes the place of the one before"
+
+
 def test_logs_share_the_room_for_producers_and_give_it_back() -> None:
     room = ProducerQuota(30)
     several = [ProducerStates(1000, room) for _ in range(3)]
@@ -85,6 +107,8 @@ def test_logs_share_the_room_for_producers_and_give_it_back() -> None:
     assert 1 in several[0], "its transaction is open"
     several[1].expire(10_000)
     several[2].clear()
+    for states in several:
+        states.check_invariants()
     assert room.used == len(several[0])
     several.clear()
     states = None

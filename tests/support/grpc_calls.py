@@ -21,12 +21,19 @@ def basic(user: str, password: str) -> str:
 
 
 @asynccontextmanager
-async def calling(port: int, method: str, request: Any, login: str = "") -> AsyncIterator[Any]:
-    """A call under way."""
+async def calling(
+    port: int, method: str, request: Any, login: str = "", credentials: Any = None
+) -> AsyncIterator[Any]:
+    """A call under way; with ``credentials`` in TLS, to a node that names localhost."""
     found = broker_pb2.DESCRIPTOR.services_by_name["Broker"].methods_by_name[method]
     reply = getattr(broker_pb2, found.output_type.name)
     options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+    target = f"127.0.0.1:{port}"
+    channel = grpc.aio.insecure_channel(target, options)
+    if credentials is not None:
+        named = ("grpc.ssl_target_name_override", "localhost")
+        channel = grpc.aio.secure_channel(target, credentials, (*options, named))
+    async with channel:
         make = channel.unary_stream if found.server_streaming else channel.unary_unary
         ready = make(
             f"/broker.Broker/{method}",
@@ -36,9 +43,11 @@ async def calling(port: int, method: str, request: Any, login: str = "") -> Asyn
         yield ready(request, metadata=(("authorization", login),) if login else (), timeout=60)
 
 
-async def call(port: int, method: str, request: Any, login: str = "") -> Any:
+async def call(
+    port: int, method: str, request: Any, login: str = "", credentials: Any = None
+) -> Any:
     """The reply, or the status that ends the call."""
-    async with calling(port, method, request, login) as under_way:
+    async with calling(port, method, request, login, credentials) as under_way:
         try:
             return await under_way
         except grpc.aio.AioRpcError as error:

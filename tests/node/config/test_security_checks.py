@@ -31,6 +31,7 @@ def load(**settings: str) -> NodeConfig:
         ({**AUTHORIZER, "super.users": "User:"}, "'User:' has no type: write principals as User:"),
         ({**ADMIN, **OPEN_NODE}, "listener NODE://:10092 between nodes is PLAINTEXT"),
         ({"authorizer.class.name": "kafka.security.AclAuthorizer"}, "kept runs no Java classes"),
+        ({"kept.audit.path": " "}, "for configuration kept.audit.path: must not be empty"),
     ],
 )
 def test_refused(settings, message) -> None:

@@ -45,6 +45,7 @@ class One:
         self.silent = False
         self.connections: set = set()
         cluster = more.pop("cluster_id", "c1")
+        self.tls = more.pop("server_tls", None)
         self.port = port
         self.peers = Peers(
             node_id, cluster, uuid.uuid4(), asyncio.get_running_loop(), net.addresses, **more
@@ -57,7 +58,9 @@ class One:
     async def open(self):
         self.peers.start()
         loop = asyncio.get_running_loop()
-        self.server = await loop.create_server(lambda: Door(self), "127.0.0.1", self.port)
+        self.server = await loop.create_server(
+            lambda: Door(self), "127.0.0.1", self.port, ssl=self.tls
+        )
 
     async def die(self):
         """Its process is gone: no port, no connections."""

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from kept.node.internode import connection
+from kept.node.internode import connection, server
 from kept.node.internode.controller_rpc import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
@@ -96,6 +96,38 @@ async def test_what_came_in_part_is_forgotten_with_its_connection(net, monkeypat
         await until(lambda: held() == 0)
     finally:
         gc.enable()
+
+
+async def test_calls_that_are_not_answered_yet_are_bounded(net, monkeypatch):
+    monkeypatch.setattr(server, "MAX_CALLS", 3)
+    one, answering = await net.node(1), asyncio.Event()
+    under_way = []
+
+    async def wait(request):
+        under_way.append(request)
+        await answering.wait()
+        return AllocateProducerIdsReply(7, 1)
+
+    one.peers.serve("AllocateProducerIds", wait)
+    method = "AllocateProducerIds"
+    body = codecs().calls[method][0].to_bytes(AllocateProducerIdsRequest(PEER.node_id, 5))
+    async with await RawConnection.to(one.port) as raw:
+        await raw.open(PEER)
+        for call_id in range(1, 5):
+            raw.send(FrameKind.REQUEST, call_id, METHODS[method], body)
+        refused = await raw.receive()
+        assert (refused.kind, refused.correlation_id) == (FrameKind.ERROR, 4)
+        assert (
+            "3 calls of this node are under way"
+            in codecs().failure.from_bytes(refused.body).message
+        )
+        assert len(under_way) == 3
+        answering.set()
+        answers = [await raw.receive() for _ in range(3)]
+        assert {(answer.kind, answer.correlation_id) for answer in answers} == {
+            (FrameKind.RESPONSE, call_id) for call_id in (1, 2, 3)
+        }
+        assert (await raw.call(method, body, 5)).kind is FrameKind.RESPONSE, "there is room again"
 
 
 async def test_a_node_that_greets_and_says_nothing_more_is_given_up(net, monkeypatch):

@@ -349,6 +349,30 @@ def test_a_request_with_two_logins_has_none(secure) -> None:
         assert answer[0] == 401
 
 
+def test_a_credential_that_is_deleted_while_its_password_is_checked_lets_nobody_in(
+    secure, monkeypatch
+) -> None:
+    """Checks take their turns: it may have been right when its own began."""
+    lone = secure()
+    parts = lone.node.parts
+    matches, mechanisms = parts.logins.password_matches, ("SHA_256", "SHA_512")
+    gone = [
+        RemoveScramCredentialRecord("sue", ScramMechanism[f"SCRAM_{one}"]) for one in mechanisms
+    ]
+    found: list[bool] = []
+
+    async def deleted_meanwhile(*login: Any, **way: Any) -> bool:
+        found.append(await matches(*login, **way))
+        await parts.metadata.propose(gone)
+        return found[-1]
+
+    monkeypatch.setattr(parts.logins, "password_matches", deleted_meanwhile)
+    login = f"Authorization: {basic('sue', 'pencil')}"
+    answer = lone.http(f"GET /api/v1/topics HTTP/1.1\r\nHost: localhost\r\n{login}\r\n\r\n")
+    assert found == [True] and answer[0] == 401
+    assert (parts.counters.logins, parts.counters.failed_logins) == (0, 1)
+
+
 def test_who_gives_wrong_passwords_holds_nobody_up(secure) -> None:
     """So many large answers are made at a time; whoever is refused late is none of them."""
     lone = secure(connection_failed_authentication_delay_ms="5000")

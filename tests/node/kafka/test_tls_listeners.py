@@ -25,13 +25,19 @@ from kept.cluster.security.acls import (
 )
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.config.node_config import NodeConfig
+from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
 from kept.node.kafka.listener import HandedOver
 from kept.node.kafka.tls_handshake import TlsHandshake
 from kept.node.parts import NodeParts
+from kept.node.proto import broker_pb2
 from kept.node.security.session import Session
 from tests.support.certificates import Authority
 from tests.support.given import Given
+from tests.support.grpc_calls import basic, call
 from tests.support.loops import until
+
+# isort: split
+import grpc
 
 API_VERSIONS = 18
 KEY_END = "-----END PRIVATE KEY-----\n"
@@ -92,6 +98,65 @@ def test_a_certificate_that_shows_a_bug_of_ours_leaves_no_connection_behind(
     assert "planted" in capfd.readouterr().err
     lone.run(until(lambda: listener.quota.count == 0 and not listener.acceptor._handshakes))
     assert lone.run(is_answered(lone.port, trusting(authority))), "it serves the next one"
+
+
+async def status_of(port: int, context: ssl.SSLContext, login: str) -> int:
+    """That of the answer to a GET for which one must be allowed to describe the cluster."""
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=context, server_hostname="localhost"
+    )
+    header = f"Authorization: {login}\r\n" if login else ""
+    writer.write(f"GET /api/v1/cluster HTTP/1.1\r\nHost: localhost\r\n{header}\r\n".encode())
+    line = await asyncio.wait_for(reader.readline(), 30)
+    writer.close()
+    return int(line.split()[1])
+
+
+PROXY, BOB = "proxy", "bob"
+RIGHT, MAY_NOT, NOT_BELIEVED = 200, 403, 401
+
+
+@pytest.mark.parametrize(
+    ("shown", "login", "status"),
+    [
+        (PROXY, "", RIGHT),
+        (PROXY, basic("ada", "pencil"), MAY_NOT),
+        (PROXY, basic("ada", "wrong"), NOT_BELIEVED),
+        (PROXY, "Bearer x", NOT_BELIEVED),
+        (PROXY, basic("root", "pencil"), RIGHT),
+        (BOB, "", MAY_NOT),
+        (BOB, basic("root", "pencil"), RIGHT),
+        (BOB, basic("root", "wrong"), NOT_BELIEVED),
+    ],
+)
+def test_a_login_beside_a_certificate_is_whose_a_request_is(
+    lone_node: Any, tmp_path: Path, shown: str, login: str, status: int
+) -> None:
+    """A proxy shows its own certificate, and sends the requests of others."""
+    authority = Authority(tmp_path)
+    lone = lone_node(
+        listeners="SSL://127.0.0.1:0",
+        ssl_keystore_location=authority.issue("node", "localhost"),
+        ssl_truststore_location=authority.ca,
+        ssl_client_auth="required",
+        plain_sasl_jaas_config=f'{PLAIN_MODULE} required user_ada="pencil" user_root="pencil";',
+        connection_failed_authentication_delay_ms="0",
+        authorizer_class_name=STANDARD_AUTHORIZER,
+        super_users=f"User:CN={PROXY};User:root",
+    )
+    store = authority.issue(shown)
+    stores = {"ssl.truststore.location": authority.ca, "ssl.keystore.location": store}
+    context = client_context(tls_config(stores))
+    assert lone.run(status_of(lone.port, context, login)) == status
+    key, end, chain = Path(store).read_bytes().partition(KEY_END.encode())
+    credentials = grpc.ssl_channel_credentials(authority.ca_pem.encode(), key + end, chain)
+    create = broker_pb2.CreateTopicRequest(topic="t", partitions=1)
+    reply = lone.run(call(lone.port, "CreateTopic", create, login, credentials))
+    if status == RIGHT:
+        assert reply.topic == "t"
+    else:
+        code = grpc.StatusCode
+        assert reply is (code.PERMISSION_DENIED if status == MAY_NOT else code.UNAUTHENTICATED)
 
 
 # Between nodes.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kept.cli.run import run
-from kept.client.client import Client, OutRecord
+from kept.client.client import TIMEOUT_MS, Client, OutRecord
 from kept.client.core.broker_errors import AuthenticationFailed, ConnectionFailed
 from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE
 from kept.client.security.security import Security
@@ -74,7 +74,7 @@ def test_a_listener_of_another_protocol_is_told_by_what_it_does(kafka, listener,
         client_properties(kafka.certificates, *given) if isinstance(given, tuple) else given
     )
     with pytest.raises(kind, match=said):
-        ask(kafka.bootstrap[listener], properties)
+        ask(kafka.bootstrap[listener], properties, timeout_ms=3_000)  # some are tried again
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -112,8 +112,8 @@ def test_the_host_name_must_be_one_of_the_certificates(kafka, monkeypatch):
     ask(f"elsewhere:{port}", properties | {"ssl.endpoint.identification.algorithm": ""})
 
 
-def ask(bootstrap: str, properties: dict[str, str]) -> None:
-    with Client(bootstrap, security=Security(properties)) as client:
+def ask(bootstrap: str, properties: dict[str, str], timeout_ms: int = TIMEOUT_MS) -> None:
+    with Client(bootstrap, timeout_ms=timeout_ms, security=Security(properties)) as client:
         client.metadata([])
 
 

@@ -59,6 +59,8 @@ TESTS: Final = {
         "tests/cluster/raft/test_strangers.py",
         "tests/cluster/test_impossible_terms.py",
     ],
+    "node/grpc/callers.py": ["tests/grpc/test_callers.py"],
+    "node/grpc/places.py": ["tests/grpc/test_callers.py"],
     "node/kafka/accept_throttle.py": ["tests/node/kafka/test_accept_throttle.py"],
     "node/kafka/fetch_sessions.py": ["tests/node/kafka/test_fetch_sessions.py"],
     "node/kafka/handshake_timeout.py": ["tests/node/kafka/test_handshake_timeout.py"],
@@ -149,6 +151,11 @@ TESTS: Final = {
         "tests/node/replicas/test_dirty_logs.py",
         DIRECTORIES[0],
     ],
+    "storage/log/truncation.py": [
+        f"tests/storage/log/test_{name}.py"
+        for name in ("truncation", "checkpoints_at_a_cut", "log", "missing_files", "exhausted")
+    ],
+    "storage/producers/producer_states.py": ["tests/storage/producers/test_producer_states.py"],
     "storage/directory.py": [
         f"tests/storage/test_{name}.py" for name in ("directory", "running_mark")
     ],

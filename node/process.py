@@ -27,8 +27,62 @@ SWITCH_INTERVAL_S: Final = 0.0005
 """How long a thread of a pool may keep the loop from running: Python's 5 ms are too many."""
 GC_THRESHOLDS: Final = (5_000, 5, 4_000)
 """Rare collections: the hot path makes no cycles. One of the second generation is of 35,000 objects
-at most, and costs 3 to 20 ms; a full one costs that for every 35,000 objects since the start, once
-in a hundred million that stayed for a while."""
+at most, and costs 3 to 20 ms; a full one costs that for every 35,000 objects that are not frozen,
+once in a hundred million that stayed for a while. CPython 3.14.0 to 3.14.4 have no full ones: with
+each of the first generation they look through a part of the rest."""
+MANY_REPLICAS: Final = 1_000
+"""A replica is of 54 objects: so many take a full collection 40 ms."""
+ADJUST_S: Final = 10.0
+"""Between two looks at how many replicas came and went."""
+
+
+class LongLivedObjects:
+    """Freezes what is there, and later what came with many new replicas: no collection looks
+    through it. ``replicas``: how many there are; ``removed``: how many have gone from the process.
+
+    Objects of a replica refer to each other, so only a collection frees those of one that was
+    removed. Once there are many they are unfrozen, and nothing is frozen before a full collection.
+    """
+
+    def __init__(self, replicas: int, removed: int) -> None:
+        # Without a collection: with 10,000 partitions it would hold the loop for half a second, and
+        # find a few dozen objects.
+        gc.freeze()
+        self._frozen = replicas + removed
+        """How many had been opened when it was frozen last."""
+        self._unfrozen = self._freed = removed
+        """How many had been removed when it was unfrozen last, and at the last full collection."""
+        self._full = _full_collections()
+
+    def adjust(self, replicas: int, removed: int) -> None:
+        """Freeze or unfreeze, if many came or went. Takes 20 ms at most, when it freezes."""
+        opened, full = replicas + removed, _full_collections()
+        if full != self._full:
+            self._full, self._freed = full, removed
+        if removed - self._unfrozen >= MANY_REPLICAS:
+            gc.unfreeze()
+            self._unfrozen, self._frozen = removed, opened - MANY_REPLICAS
+        elif opened - self._frozen >= MANY_REPLICAS and removed - self._freed < MANY_REPLICAS / 10:
+            gc.collect(1)
+            gc.freeze()
+            self._frozen = opened
+
+
+def _full_collections() -> int:
+    count: int = gc.get_stats()[2]["collections"]
+    return count
+
+
+async def keep_collections_short(node: Node) -> None:
+    """Freeze what is there, and go on as :class:`LongLivedObjects` has it, while no log is made or
+    deleted.
+    """
+    table, lifecycle = node.parts.table, node.parts.replicas.log_lifecycle
+    long_lived = LongLivedObjects(len(table.replicas), lifecycle.removed)
+    while True:
+        await asyncio.sleep(ADJUST_S)
+        if lifecycle.is_idle:
+            long_lived.adjust(len(table.replicas), lifecycle.removed)
 
 
 async def serve(config: NodeConfig) -> str:
@@ -61,14 +115,13 @@ async def serve(config: NodeConfig) -> str:
     tasks = TaskOwner(loop)
     reporting = tasks.spawn(manager.report(partial(service_status, node, ready)))
     await node.warmed_up()
-    # Without a collection: with 10,000 partitions it would hold the loop for half a second, and
-    # find a few dozen objects.
-    gc.freeze()
+    collecting = tasks.spawn(keep_collections_short(node))
     await stopping
     log.info("stopping")
     manager.stopping(node.parts.shutdown.failure or "stopping")
     await node.stop()
     reporting.cancel()
+    collecting.cancel()
     return node.parts.shutdown.failure
 
 

@@ -98,6 +98,13 @@ class LogLifecycle:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._retry_timer: asyncio.TimerHandle | None = None
+        self.removed = 0
+        """Replicas that were to go."""
+
+    @property
+    def is_idle(self) -> bool:
+        """No log is made or deleted."""
+        return self._task is None
 
     @property
     def waiting(self) -> int:
@@ -116,6 +123,7 @@ class LogLifecycle:
 
     def remove(self, tp: TopicPartition, hosted: LocalReplica, index: int) -> None:
         """Entry ``index`` wants a log no more; nobody serves it since this call."""
+        self.removed += 1
         self._leaving[tp] = _Leaving(hosted.directory, hosted.partition.log, hosted)
         self._want(tp, index)
 

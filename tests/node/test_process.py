@@ -91,6 +91,77 @@ def test_a_node_that_serves_does_not_look_through_all_it_has_for_garbage(monkeyp
         gc.set_threshold(*thresholds)
 
 
+class Collector:
+    """What :mod:`gc` was asked for."""
+
+    def __init__(self) -> None:
+        self.full = 0
+        self.asked: list[str] = []
+
+    def get_stats(self) -> list[dict[str, int]]:
+        return [{"collections": 0}, {"collections": 0}, {"collections": self.full}]
+
+    def collect(self, generation: int) -> None:
+        assert generation == 1, "a full one takes long"
+        self.asked.append("collect")
+
+    def freeze(self) -> None:
+        self.asked.append("freeze")
+
+    def unfreeze(self) -> None:
+        self.asked.append("unfreeze")
+
+
+def test_objects_of_many_new_replicas_are_frozen_and_those_of_many_removed_ones_are_not(
+    monkeypatch,
+):
+    collector, many = Collector(), process.MANY_REPLICAS
+    monkeypatch.setattr(process, "gc", collector)
+    objects = process.LongLivedObjects(5 * many, 0)
+
+    def look(replicas: int, removed: int) -> list[str]:
+        collector.asked = []
+        objects.adjust(replicas, removed)
+        return collector.asked
+
+    assert collector.asked == ["freeze"]
+    assert look(6 * many - 1, 0) == []
+    assert look(6 * many, 0) == ["collect", "freeze"]
+    assert look(6 * many, 0) == []
+    assert look(5 * many + 1, many - 1) == []
+    assert look(6 * many + 1, many - 1) == [], "garbage of those that were removed is not frozen"
+    assert look(6 * many, many) == ["unfreeze"]
+    assert look(7 * many, many) == [], "it is not freed yet"
+    collector.full += 1
+    assert look(7 * many, many) == ["collect", "freeze"], "now it is"
+    assert look(7 * many, many) == []
+
+
+def test_a_node_looks_at_its_replicas_while_no_log_is_made(lone, monkeypatch):
+    collector, seen = Collector(), []
+    monkeypatch.setattr(process, "gc", collector)
+    monkeypatch.setattr(process, "ADJUST_S", 0.001)
+    lifecycle = lone.node.parts.replicas.log_lifecycle
+
+    def adjust(_: process.LongLivedObjects, replicas: int, removed: int) -> None:
+        assert lifecycle.is_idle
+        seen.append((replicas, removed))
+
+    monkeypatch.setattr(process.LongLivedObjects, "adjust", adjust)
+
+    async def watched():
+        task = asyncio.create_task(process.keep_collections_short(lone.node))
+        await lone.created("some", 5)
+        while (5, 0) not in seen:
+            await asyncio.sleep(0.001)
+        await lone.request(20, 6, topics=[{"name": "some", "topic_id": None}], timeout=1000)
+        while (0, 5) not in seen:
+            await asyncio.sleep(0.001)
+        task.cancel()
+
+    lone.run(asyncio.wait_for(watched(), 60))
+
+
 def test_a_collection_of_new_objects_is_short():
     """The loop stands still for it."""
     counts = []

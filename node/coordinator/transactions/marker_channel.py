@@ -5,7 +5,8 @@ the answer to the EndTxn leaves first. Each other node gets them over a connecti
 wait until markers are committed, and nobody else shall wait with them. A request that is not
 answered closes its connection, and the next one has a higher number, by which the receiver knows
 that it must not take up what still sits in the connections before: such a marker would end the
-producer's next transaction of the same epoch.
+producer's next transaction of the same epoch. They are sent again once it is proven who
+coordinates.
 """
 
 from __future__ import annotations
@@ -197,6 +198,9 @@ class MarkerChannel:
             )
         except KeptError as error:
             log.info("markers not answered", node=effect.node, error=str(error))
+            # Or who was replaced meanwhile would write into transactions of its successor, where a
+            # leader has forgotten the producer, and with it what it knew of later coordinators.
+            await self._barrier.wait()
             self._step(MarkersFailed(effect.node))
             return
         except Exception as error:  # noqa: BLE001

@@ -389,6 +389,22 @@ def test_which_markers_are_taken(history, epoch, coordinator, is_tv2, expected) 
             states.check_marker(1, epoch, coordinator, is_tv2=is_tv2)
 
 
+def test_a_predecessors_marker_where_the_producer_was_forgotten() -> None:
+    """Its last marker tells, then whoever was asked, but only to the node that leads since."""
+    states = ProducerStates(1000)
+    states.update_marker(1, 3, 0, 0, 7, False)
+    with pytest.raises(COORDINATOR):
+        states.check_marker(1, 3, 6, is_tv2=False)
+    assert states.expire(1000) == 1
+    states.guards.note_coordinator_epoch(1, 7)
+    send(states, 1, 5, epoch=3, txn=True)
+    with pytest.raises(COORDINATOR):
+        states.check_marker(1, 3, 6, is_tv2=False)
+    states.guards.clear()
+    states.check_marker(1, 3, 6, is_tv2=False)
+    assert states.is_open(1, 3)
+
+
 def test_what_lets_a_guard_go() -> None:
     """An answer that was on its way when its transaction ended is not of the next one."""
     states = built(ENDED)

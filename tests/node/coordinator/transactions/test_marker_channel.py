@@ -26,7 +26,7 @@ from kept.storage.disk import Disk
 from kept.storage.errors import NetworkException
 from kept.storage.types import TopicPartition
 from tests.support.given import Given
-from tests.support.loops import run, until
+from tests.support.loops import run, turns, until
 from tests.support.metadata import HeldBarrier
 
 ORDERS, BILLS = TopicPartition("orders", 0), TopicPartition("bills", 3)
@@ -160,8 +160,31 @@ async def test_it_is_sent_again_to_who_leads_by_then() -> None:
     await leaders.until_written(ORDERS)
     leaders.leaders[BILLS] = 2
     leaders.channel.image_changed(leaders)  # type: ignore[arg-type]
+    await until(lambda: leaders.barrier.waiting)
+    leaders.barrier.waiting.pop()(True)
     await leaders.until_written(ORDERS, BILLS)
     assert [node for node, _ in leaders.asked] == [1, 2, 2]
+    await leaders.channel.close()
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@run
+async def test_what_was_not_answered_waits_for_a_proof_of_who_coordinates(leads: bool) -> None:
+    """Where a leader has forgotten the producer, nothing else keeps a predecessor's marker out."""
+    leaders = Leaders(NetworkException("late"), dict(ALL))
+    leaders.write(ORDERS)
+    for proven in (False, True):
+        await until(lambda: leaders.barrier.waiting)
+        leaders.write(BILLS, marker=EndMarker(8, 0, 6, False))
+        await turns()
+        assert len(leaders.asked) == 1, "the node gets nothing meanwhile"
+        if proven and not leads:
+            leaders.channel.unloaded(4)
+            leaders.channel.write(WriteMarkers(5, EndMarker(8, 0, 6, False), frozenset({BILLS})))
+        leaders.barrier.waiting.pop()(proven)
+    await leaders.until_written(*([ORDERS, BILLS] if leads else [BILLS]))
+    again = [m.producer_id for _, request in leaders.asked[1:] for m in request.markers]
+    assert sorted(again) == ([7, 8] if leads else [8])
     await leaders.channel.close()
 
 

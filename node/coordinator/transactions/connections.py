@@ -7,7 +7,10 @@ instance of a client gives a connection up for good, and each instance has an ep
 Kept by the node for each partition of ``__transaction_state``, since a stale request may come after
 this node has lost that partition and leads it again. Another node may have led meanwhile, where the
 client came again, and nothing here tells: so all connections of before are stale then, whoever's
-they are. A request never comes to another node, nor over a restart: its connection ends there.
+they are. At the first load of a process, too: a client may have heard that the process before this
+one led, or of a leadership that this node's image has skipped. Not in the first leader epoch:
+nobody has led before. A request never comes to another node, nor over a restart: its connection
+ends there.
 """
 
 from __future__ import annotations

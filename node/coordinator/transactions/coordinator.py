@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 COMMIT_TIMEOUT_MS: Final = 5000
 """How long a client waits for a transition to be committed; it comes again."""
+FIRST_LEADER_EPOCH: Final = 0
+"""Nobody has led a partition before."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -137,10 +139,8 @@ class TransactionCoordinator:
 
     def new_core(self, tp: TopicPartition, leader_epoch: int) -> TransactionCore:
         """A core without transactional ids."""
-        order = self._connections.get(tp.partition)
-        if order is None:
-            order = self._connections[tp.partition] = ConnectionOrder()
-        else:
+        order = self._connections.setdefault(tp.partition, ConnectionOrder())
+        if leader_epoch > FIRST_LEADER_EPOCH:
             order.lead_again(self.ordinals.newest)
         return TransactionCore(
             self.settings(),

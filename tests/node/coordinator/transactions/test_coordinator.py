@@ -251,11 +251,12 @@ async def test_connections_of_before_another_node_may_have_led_are_stale() -> No
     newest = ev.ClientConnection(next(world.ordinals), ApiKey.END_TXN)
     (append,) = again.step(replace(ended[0], connection=newest), 2)
     assert isinstance(append, AppendRecords)
-    elsewhere = world.coordinator.new_core(TopicPartition(STATE.topic, 1), 7)
-    elsewhere.replay(ongoing())
-    finished(elsewhere.loaded(1))
-    (append,) = elsewhere.step(ended[0], 2)
-    assert isinstance(append, AppendRecords), "this node did not lead that one before"
+    for epoch, is_stale in ((0, False), (1, True)):
+        other = world.coordinator.new_core(TopicPartition(STATE.topic, 1 + epoch), epoch)
+        other.replay(ongoing())
+        finished(other.loaded(1))
+        effects = other.step(ended[0], 2)
+        assert (effects == stale) is is_stale, "nobody has led before the first epoch"
 
 
 @pytest.mark.parametrize(("level", "served"), [(0, False), (1, False), (2, True)])

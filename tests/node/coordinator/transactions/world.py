@@ -304,8 +304,6 @@ class World:
         self.coordinator_epoch = 0
         self.active = 0
         self.connection_orders = [ConnectionOrder(), ConnectionOrder()]
-        self.led: set[int] = set()
-        """Nodes that have been the coordinator."""
         self.senders = [self.sender_class(), self.sender_class()]
         for sender in self.senders:
             sender.step(mk.ImageChanged(Image(self.partitions)), self.now)
@@ -334,9 +332,8 @@ class World:
     def load(self) -> None:
         self.coordinator_epoch += 1
         connections = self.connection_orders[self.active]
-        if self.active in self.led:
+        if self.coordinator_epoch > 1:
             connections.lead_again(self.connections)
-        self.led.add(self.active)
         self.core = self.core_class(self.settings, 0, self.coordinator_epoch, connections)
         self.core.wall_offset_ms = self.wall_offset
         if not self.loads_what_is_not_committed:

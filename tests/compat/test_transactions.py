@@ -98,6 +98,8 @@ class KafkaPython:
 
     errors = (PythonError, TimeoutError)
     PATIENCE_S = 30
+    CLOSE_S = 5
+    """Without a limit a producer waits for batches until ``delivery.timeout.ms``, 120 s."""
 
     def __init__(self, place: Place) -> None:
         servers = place.bootstrap.split(",")
@@ -161,9 +163,10 @@ class KafkaPython:
         self.producer.commit_transaction()
 
     def close(self) -> None:
-        for close in (self._consumer.close, self.producer.close):
-            with contextlib.suppress(PythonError):  # a node that was killed does not answer
-                close()
+        with contextlib.suppress(PythonError):  # a node that was killed does not answer
+            self._consumer.close()
+        with contextlib.suppress(PythonError):
+            self.producer.close(timeout=self.CLOSE_S)
 
 
 class Loop:

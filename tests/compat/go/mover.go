@@ -15,7 +15,8 @@ import (
 
 // Moves records of a topic into another in transactions of franz-go, each once. Arguments: bootstrap, input, output,
 // group (and transactional id), how many records there are. Every third transaction is aborted at first. It prints
-// "quarter" when so much was moved, makes a new session in the middle, and ends when everything was committed.
+// "quarter" when so much was moved, makes a new session in the middle, and ends when everything was committed. It asks
+// for what was committed as often as it takes: a coordinator that was killed refuses connections for a while.
 func mover(ctx context.Context, args []string) error {
 	bootstrap, source, target, name := strings.Split(args[0], ","), args[1], args[2], args[3]
 	records, err := strconv.ParseInt(args[4], 10, 64)
@@ -30,7 +31,13 @@ func mover(ctx context.Context, args []string) error {
 	for transactions := 0; ; {
 		moved, err := committedBy(ctx, session.Client(), name)
 		if err != nil {
-			return err
+			fmt.Fprintln(os.Stderr, "committed offsets:", err)
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(100 * time.Millisecond):
+				continue
+			}
 		}
 		if moved >= records {
 			session.Close()

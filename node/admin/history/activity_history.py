@@ -335,7 +335,7 @@ class ActivityHistory:
             record, here = topic.partitions[number], self._table.partitions.get(tp)
             if here is not None and node_id in record.isr and record.leader >= 0:
                 ends[tp] = here.high_watermark
-            elif record.leader >= 0:
+            elif record.leader >= 0 and record.leader != node_id:
                 elsewhere.add(tp)
         if elsewhere:
             with suppress(KeptError):  # they are unknown in this sample

@@ -338,6 +338,26 @@ def test_ends_of_other_leaders_are_asked_for(lone):
     assert lags == [(6, 0), (None, 1)]
 
 
+def test_who_leads_what_is_not_open_does_not_ask_itself(lone):
+    lone.create("t")
+    produce(lone, 10)
+    tp = TopicPartition("t", 0)
+    with_client(lone, lambda client: client.run(commit_offsets("g", {tp: 4})))
+    asked = []
+
+    async def ask(tps):
+        asked.append(tps)
+        return {}
+
+    lone.history._ends = ask
+    hosted = lone.history._table.partitions
+    gone = hosted.pop(tp)
+    sample(lone)
+    hosted[tp] = gone
+    assert [one.partitions_unknown for one in lone.history.of_group("g")] == [1]
+    assert asked == []
+
+
 def test_samples_of_other_nodes_are_added_up(lone, monkeypatch):
     sample(lone, 2)
     view = lone.node.parts.admin.activity

@@ -57,4 +57,9 @@ if full:
 wrong += [f"kept cluster voter remove {number}" for number in voting]
 if wrong:
     wrong.append(f"or go on without this check: helm {step} {WITHOUT[step]}")
+    if step == "rollback":  # helm 3 notes it before its hooks run, and no end of it where they fail
+        wrong.append(
+            "helm takes this rollback to be still going on, and refuses every upgrade: end it with "
+            "helm rollback RELEASE N, where N is the revision that helm history calls deployed"
+        )
     sys.exit("\n".join([f"replicas={replicas} would take nodes away that are needed:", *wrong]))

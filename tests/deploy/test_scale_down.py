@@ -67,7 +67,7 @@ def test_a_node_that_holds_nothing_and_does_not_vote_may_go(monkeypatch, capsys)
 
 def test_who_votes_is_not_known_without_a_controller(monkeypatch, capsys):
     """``kept cluster status`` shows what the nodes knew before then, and no voters."""
-    lost = {"quorum_unknown": "no leader", "voters": []}
+    lost = {"quorum_unknown": "no leader", "voters": None}
     assert checked(monkeypatch, capsys, "upgrade", 4, **lost) == (None, ""), "none goes"
     said, _ = checked(monkeypatch, capsys, "upgrade", 3, **lost)
     assert said.startswith("no controller answers (no leader)\nWithout an answer it is not known")

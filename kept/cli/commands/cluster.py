@@ -115,8 +115,8 @@ def _status(client: Client) -> dict[str, Any]:
         "controller_id": described.controller_id,
         "term": None if quorum is None else quorum.term,
         "metadata_end_offset": None if quorum is None else quorum.high_watermark,
-        "voters": sorted(voters),
-        "observers": sorted(observers),
+        "voters": None if quorum is None else sorted(voters),
+        "observers": None if quorum is None else sorted(observers),
         "quorum_unknown": None if described.unknown is None else str(described.unknown),
         "nodes": nodes,
         "partitions": {

@@ -92,11 +92,18 @@ def adopt(
 
 
 def _refuse_used(disk: Disk, metadata: str) -> None:
-    if disk.exists(metadata) and not disk.exists(f"{metadata}/{NOTE}") and disk.listdir(metadata):
-        raise DirectoryRefused(
-            f"--adopt: metadata.log.dir={metadata} is not empty: name a directory that is to hold "
-            "kept's metadata of this node, and nothing else"
-        )
+    if disk.exists(metadata) and not disk.exists(f"{metadata}/{NOTE}"):
+        found = _names(disk, metadata)
+        if found:
+            raise DirectoryRefused(
+                f"--adopt: metadata.log.dir={metadata} is not empty (it holds {found[0]}): name a "
+                "directory that is to hold kept's metadata of this node, and nothing else"
+            )
+
+
+def _names(disk: Disk, metadata: str) -> list[str]:
+    """What a metadata directory holds; a volume of its own has the file system's folder, too."""
+    return sorted(name for name in disk.listdir(metadata) if name != layout.LOST_AND_FOUND)
 
 
 def _lock(disk: Disk, paths: Sequence[str]) -> list[Lock]:
@@ -228,7 +235,7 @@ def _write(config: NodeConfig, disk: Disk, imports: Sequence[KafkaDirectory], be
     cluster_id = imports[0].cluster_id
     disk.ensure_data_directory(metadata)
     disk.write_atomic(f"{metadata}/{NOTE}", b"")
-    for name in disk.listdir(metadata):
+    for name in _names(disk, metadata):
         if name != NOTE:
             disk.unlink(f"{metadata}/{name}")
     write_snapshot(disk, metadata, begun.image, begun.term)

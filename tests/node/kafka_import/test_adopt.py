@@ -339,8 +339,18 @@ def test_metadata_of_somebody_else_are_not_overwritten(kafka: Path) -> None:
     config = fixtures.config(kafka)
     Path(config.metadata_log_dir).mkdir()
     Path(config.metadata_log_dir, "mine").touch()
-    with pytest.raises(DirectoryRefused, match="is not empty"):
+    with pytest.raises(DirectoryRefused, match=r"is not empty \(it holds mine\)"):
         adopt(config, Disk())
+
+
+def test_a_new_volume_is_an_empty_metadata_directory(kafka: Path) -> None:
+    config = fixtures.config(kafka)
+    folder = Path(config.metadata_log_dir, "lost+found")
+    folder.mkdir(parents=True)
+    adopt(config, Disk())
+    assert folder.is_dir()
+    files = open_metadata_files(config.metadata_log_dir, Disk(), ANOTHER)
+    assert files.wal.last_index == 132
 
 
 class Crash(Exception):

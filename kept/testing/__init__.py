@@ -11,6 +11,19 @@ With pytest the fixtures ``kept_broker`` and ``kept_cluster`` are there once kep
 :mod:`kept.testing.plugin`.
 """
 
-from kept.testing.cluster import Cluster, NodeFailed
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kept.testing.cluster import Cluster, NodeFailed
 
 __all__ = ["Cluster", "NodeFailed"]
+
+
+def __getattr__(name: str) -> Any:
+    # pytest imports the plugin, and so this package, in every project of an environment that has
+    # kept: only who uses a node shall wait for what it imports.
+    if name in __all__:
+        from kept.testing import cluster
+
+        return getattr(cluster, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -279,22 +279,29 @@ class Cluster:
         """Start node ``i`` and wait until it is ready; again with its data after stop or kill.
 
         ``fail_point`` is armed in this process only (``KEPT_FAIL_POINT``); ``settings`` hold from
-        now on. Raises NodeFailed with the end of the node's log.
+        now on. Without ``wait`` the caller waits (:meth:`await_ready`), as for the first nodes of
+        several, which are ready once a majority runs; a port that another program took is not
+        exchanged then. Raises NodeFailed with the end of the node's log.
         """
         node = self._nodes[i]
         if node.running:
             raise NodeFailed(f"node {i} runs already (pid {self.pid(i)})")
         node.settings.update({k.replace("_", "."): setting_text(v) for k, v in settings.items()})
+        several = len(self._nodes) > 1  # whose settings name the ports of all
+        if several and not self._shared:
+            self._choose_ports()
         for attempt in range(PORT_ATTEMPTS):
-            if not node.started:
+            chooses = not node.started and not several
+            if chooses:
                 node.port = free_port()
             position = self._launch(node, fail_point)
             if not wait:
+                node.started = True  # who called may have told others the port
                 return
             try:
                 self._await_ready(node, position)
             except NodeFailed:
-                is_busy = not node.started and not node.running and not is_free(node.port)
+                is_busy = chooses and not node.running and not is_free(node.port)
                 self._end(node, signal.SIGKILL)
                 if not is_busy or attempt == PORT_ATTEMPTS - 1:
                     raise

@@ -44,6 +44,33 @@ def test_a_node_keeps_port_and_data_through_stop_and_kill(kept_cluster):
         assert len(client.topic(topic).partitions) == 2
 
 
+def test_a_first_start_without_waiting_keeps_its_port():
+    cluster = Cluster()
+    try:
+        cluster.start(wait=False)
+        port = cluster.port()
+        cluster.await_ready()
+        cluster.kill()
+        cluster.start()
+        assert cluster.port() == port
+    finally:
+        cluster.close()
+
+
+def test_nodes_started_one_by_one_are_one_cluster():
+    cluster = Cluster(nodes=3)
+    try:
+        for node in range(3):
+            cluster.start(node, wait=False)
+        cluster.await_ready()
+        with cluster.client() as client:
+            client.metadata()
+            found = {node: endpoint.port for node, endpoint in client.view.nodes.items()}
+        assert found == {node: cluster.port(node) for node in range(3)}
+    finally:
+        cluster.close()
+
+
 def test_settings_reach_the_node(kept_cluster):
     cluster = kept_cluster(num_partitions=5, auto_create_topics_enable=False)
     with cluster.client() as client:
@@ -283,3 +310,17 @@ def test_a_cluster_that_does_not_stop_leaves_no_other_running(tmp_path):
 def test_kept_testing_needs_no_pytest():
     program = "import sys, kept.testing; sys.exit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_plugin_costs_who_does_not_use_it_no_import():
+    """pytest imports it at each start, in every project of the environment."""
+    program = "import kept.testing.plugin, sys; print(*sorted(sys.modules))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = [name for name in done.stdout.split() if name.startswith("kept")]
+    assert loaded == ["kept", "kept.testing", "kept.testing.plugin"]
+
+
+def test_what_is_not_there_is_no_attribute():
+    with pytest.raises(ImportError, match="Clusters"):
+        from kept.testing import Clusters  # noqa: F401

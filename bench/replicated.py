@@ -2,8 +2,9 @@
 
 One partition with three replicas, two of them wanted in sync; its leader is not the active
 controller. Each connection keeps five requests in flight. CPU is that of the three processes and
-their children (user and system), less what they use when nothing is asked of them. Every figure is
-the median of five measurements after a warm-up, latencies of three.
+their children (user and system), less what they use when nothing is asked of them. Costs, rates and
+latencies are medians of five measurements after a warm-up; start, CPU when idle and memory are
+measured once.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ def latency(bench: Bench, trio: Trio) -> None:
     port = trio.nodes.port(leader)
     bench.run_load("pace", port, frame, LATENCY_RATE, 2500)
     count = max(1500, int(4000 * bench.scale))
-    got = [bench.run_load("pace", port, frame, LATENCY_RATE, count) for _ in range(3)]
+    got = [bench.run_load("pace", port, frame, LATENCY_RATE, count) for _ in range(REPEATS)]
     for quantile in ("p50_ms", "p99_ms", "p999_ms"):
         value = statistics.median(one[quantile] for one in got)
         name = f"acks=all latency {quantile[:-3]}, {LATENCY_RATE}/s"

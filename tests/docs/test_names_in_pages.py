@@ -79,6 +79,28 @@ def test_commands_are_there(page):
     assert not wrong
 
 
+def helped(command: click.Command, context: click.Context) -> Iterator[click.Command]:
+    """A command and all below it."""
+    yield command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from helped(below, click.Context(below, parent=context, info_name=name))
+
+
+def test_examples_of_help_are_there():
+    """They are the command blocks of the page of all commands."""
+    shown = [
+        words
+        for command in helped(kept, click.Context(kept, info_name="kept"))
+        for line in (command.epilog or "").replace(" \\\n", " ").splitlines()
+        for words in _CALL.findall(f"$ {line.strip()}")
+    ]
+    assert len(shown) > 80
+    assert not {words: name for words in shown if (name := wrong_in(words)) is not None}
+
+
 def test_the_check_of_commands_can_fail():
     assert wrong_in("topic create users --partitions 3 --config cleanup.policy=compact") is None
     assert wrong_in("spark --master local[2] table users --limit 3") is None

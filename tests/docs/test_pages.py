@@ -78,6 +78,14 @@ def test_a_block_is_run_or_says_why_not(page):
         assert len(reason.split()) > 1
 
 
+def test_what_the_first_steps_leave_in_a_clone_is_no_change_of_it():
+    made = ["venv/", "kept-local/", "data/", "build/", "kept_log.egg-info/"]
+    done = subprocess.run(
+        ["git", "check-ignore", *made], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == made, done.stderr
+
+
 class TestRunner:
     """A test of a page can fail."""
 

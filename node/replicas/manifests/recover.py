@@ -66,7 +66,7 @@ def after(
         else:
             manifest_store.applied(path, disk, state.applied)
             body = manifest_store.body(path, disk, state.applied)
-            _check_sizes(path, body, segments)
+            _check_sizes(path, body, segments, log_end_offset)
             applied = ref_of(body)
         newest = manifest_store.load(path, disk)
         complete = manifest_store.is_complete(path, disk)
@@ -97,16 +97,20 @@ def after(
     return (None if applied is None else state), status
 
 
-def _check_sizes(path: str, body: Manifest, segments: Sequence[Segment]) -> None:
+def _check_sizes(
+    path: str, body: Manifest, segments: Sequence[Segment], log_end_offset: int
+) -> None:
     """Raises DamagedData for a segment that has less than the applied manifest recorded: a file
     that was cut between two batches, or removed, shows it in no other way where compaction may have
-    left gaps. Retention takes the oldest segments only.
+    left gaps. Retention takes the oldest segments only, and what a cut of the log took is above its
+    end, which is looked at for itself.
     """
     sizes = {segment.base_offset: segment.size_bytes for segment in segments}
     first = min(sizes, default=body.end_offset)
     for output in body.segments:
         size = sizes.get(output.base_offset, 0)
-        if output.base_offset >= first and size < output.size_bytes:
+        is_in_log = first <= output.base_offset and output.end_offset <= log_end_offset
+        if is_in_log and size < output.size_bytes:
             why = (
                 f"it has {size} bytes, and compaction left {output.size_bytes} in generation "
                 f"{body.generation}: records are lost here"

@@ -131,3 +131,23 @@ def test_a_segment_that_was_cut_since_it_was_compacted_is_noticed(
         base, size = wrong
         assert left is None and status == ManifestStatus(lost=True)
         assert f"{base:020}.log: damaged at byte {size}" in said and "records are lost" in said
+
+
+@pytest.mark.parametrize("log_end", [40, 60])
+def test_a_cut_of_the_log_is_no_damage_of_what_was_compacted(disk, monkeypatch, capsys, log_end):
+    """A start after a kill between the cut and the note that nothing is applied any more."""
+    outputs = [
+        OutputSegment(0, 40, BitMap([1]), size_bytes=500),
+        OutputSegment(40, 100, BitMap([1]), size_bytes=300),
+    ]
+    state: Any = Given(applied=OLD.generation)
+    monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
+    monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
+    monkeypatch.setattr(manifest_store, "body", lambda *_: body(OLD, *outputs))
+    monkeypatch.setattr(manifest_store, "load", lambda *_: OLD)
+    sizes = {0: 500, 40: 100} if log_end > 40 else {0: 500}
+    segments: Any = [Given(base_offset=base, size_bytes=size) for base, size in sizes.items()]
+    left, status = recover.after(PATH, disk, state, False, log_end, segments=segments)
+    said = capsys.readouterr().err
+    assert left is None and status == ManifestStatus(lost=True)
+    assert "log ends below its manifest" in said and "level=error" not in said

@@ -92,6 +92,51 @@ def test_a_quarter_is_for_those_who_have_yet_to_log_in() -> None:
     assert house.closed[2:] == ["a"]
 
 
+def test_beyond_their_quarter_strangers_take_nothing_of_who_has_logged_in_and_is_idle() -> None:
+    house = House(8, calls=9)
+    known = [house.stay(f"known-{number}", "User:ada") for number in range(8)]
+    for busy in known[:5]:
+        house.callers.begin(busy)
+    house.callers.begin(house.stay("calls"))
+    for name in "abc":
+        house.stay(name)
+    assert house.closed == ["known-5", "known-6", "a", "b"]
+
+
+def test_whose_call_logs_in_has_logged_in_at_once() -> None:
+    house = House(2)
+    house.callers.logged_in(begun(house, house.stay("known")), ADA)
+    house.callers.begin(house.stay("stranger"))
+    house.stay("new")
+    assert house.closed == ["stranger"]
+
+
+def test_a_connection_is_idle_when_the_last_of_its_calls_has_ended() -> None:
+    house = House(1)
+    caller = house.stay("a", "User:ada")
+    first, second = begun(house, caller), begun(house, caller)
+    house.callers.end(first)
+    assert house.enter("b", "User:bob") is None
+    house.callers.end(second)
+    assert house.enter("b", "User:bob") is not None and house.closed == ["a"]
+
+
+def test_who_calls_says_the_call_or_else_its_connection() -> None:
+    house = House(1)
+    peer = f"unix:/tmp/kept-peers-x/{house.stay('a', 'User:bob').name}"
+
+    def principal() -> str | None:
+        session = house.callers.session(peer)
+        return None if session is None else session.principal
+
+    assert principal() == "User:bob"
+    token = callers.CALLER.set(ADA)
+    assert principal() == "User:ada"
+    callers.CALLER.reset(token)
+    house.stay("b")
+    assert house.closed == ["a"] and principal() is None, "whose place is taken calls no more"
+
+
 def test_who_has_logged_in_and_calls_gives_way_to_nobody() -> None:
     house = House(2)
     for name in "ab":
@@ -367,6 +412,24 @@ async def test_a_response_that_is_not_taken_does_not_end_another_call_of_its_con
 
 
 @run
+async def test_a_call_that_waits_gives_way_before_the_connection_that_does_not_read() -> None:
+    """The same connection: its request may still come."""
+    house = House(9, calls=2, secured=False)
+    caller = house.stay("a", host="10.0.0.1")
+    waiting = begun(house, caller)
+    work = asyncio.ensure_future(waiting.run(endless()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callers, "TAKE_S", 0)
+        await return_from(house, begun(house, caller))
+        await turn()
+    assert house.callers.begin(house.stay("b", host="10.0.0.2")) is not None
+    await turn()
+    assert not house.closed and work.done()
+    with pytest.raises(Evicted):
+        work.result()
+
+
+@run
 async def test_a_stranger_who_is_served_gives_way_before_a_response_on_its_way() -> None:
     house = House(9, calls=2)
     await return_from(house, begun(house, house.stay("returned")))
@@ -428,6 +491,24 @@ async def test_of_logins_that_are_checked_the_newest_give_way_beyond_half_of_the
         house.callers.check(await working_call(house, working))
     await turn()
     assert [task.done() for task in working] == 3 * [False] + 5 * [True] + [False]
+    for task in working:
+        task.cancel()
+    await asyncio.gather(*working, return_exceptions=True)
+
+
+@run
+async def test_half_of_the_places_are_for_logins_that_are_checked() -> None:
+    house = House(9, calls=4)
+    working: list[asyncio.Future[None]] = []
+    for _ in range(2):
+        house.callers.check(await working_call(house, working))
+    for _ in range(2):
+        known = await working_call(house, working)
+        house.callers.logged_in(known, ADA)
+        house.callers.serve(known)
+    assert house.callers.begin(house.stay("new")) is None
+    await turn()
+    assert not any(task.done() for task in working)
     for task in working:
         task.cancel()
     await asyncio.gather(*working, return_exceptions=True)

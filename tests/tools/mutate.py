@@ -152,8 +152,11 @@ TESTS: Final = {
         DIRECTORIES[0],
     ],
     "storage/log/truncation.py": [
-        f"tests/storage/log/test_{name}.py"
-        for name in ("truncation", "checkpoints_at_a_cut", "log", "missing_files", "exhausted")
+        "tests/storage/producers/test_cut_preparation.py",
+        *(
+            f"tests/storage/log/test_{name}.py"
+            for name in ("truncation", "checkpoints_at_a_cut", "log", "exhausted", "transactions")
+        ),
     ],
     "storage/producers/producer_states.py": ["tests/storage/producers/test_producer_states.py"],
     "storage/directory.py": [

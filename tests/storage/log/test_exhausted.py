@@ -93,7 +93,10 @@ def test_an_epoch_that_was_not_saved_is_saved_by_the_next_append():
     assert opened(disk.after_power_loss(1)).leader_epochs.entries == [(3, 0)]
 
 
-def test_a_cut_that_stops_half_way_is_a_failure():
+@pytest.mark.parametrize(
+    ("cut", "offset"), [("truncate_to", 1), ("truncate_fully_and_start_at", 9)]
+)
+def test_a_cut_that_stops_half_way_is_a_failure(cut, offset):
     disk = SimulatedDisk()
     disk.ensure_directory("/log")
     log = opened(disk)
@@ -101,7 +104,7 @@ def test_a_cut_that_stops_half_way_is_a_failure():
         append(log)
     disk.fail("fsync", "/log/t-0", errno.EMFILE)
     with pytest.raises(MachineError) as failed:
-        log.truncate_to(1)
+        getattr(log, cut)(offset)
     assert not isinstance(failed.value, ResourceExhausted)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kept.storage import layout
 from kept.storage.disk import File
-from kept.storage.errors import DamagedData, MachineError
+from kept.storage.errors import DamagedData, MachineError, OffsetOutOfRange
 from kept.storage.log.log import Log
 from kept.storage.segments.segment import Segment
 from kept.storage.types import LogConfig
@@ -127,6 +127,28 @@ def test_a_cut_in_the_active_segment_is_one_fsync(kit) -> None:
     before = disk.calls
     log.truncate_to(6)
     assert steps(disk, before) == [f"truncate {name}", f"fsync {name}"]
+
+
+def test_a_cut_to_the_end_forgets_an_epoch_without_records_and_touches_no_segment(kit) -> None:
+    """A leader that appended nothing left its entry there."""
+    disk = SimulatedDisk()
+    log = kit.open_log(disk)
+    kit.append(log, kit.batch(2))
+    log.leader_epochs.assign(5, log.log_end_offset)
+    log.leader_epochs.save()
+    before = disk.calls
+    log.truncate_to(log.log_end_offset)
+    assert log.leader_epochs.latest == 0
+    assert not [step for step in steps(disk, before) if step.endswith(layout.LOG)]
+
+
+@pytest.mark.parametrize("offset", [-1, -2])
+def test_there_is_no_cut_below_zero(kit, offset) -> None:
+    log = kit.open_log(SimulatedDisk())
+    kit.append(log, kit.batch(2))
+    with pytest.raises(OffsetOutOfRange):
+        log.truncate_to(offset)
+    assert log.log_end_offset == 2
 
 
 def test_names_go_then_records_then_their_epochs(kit) -> None:

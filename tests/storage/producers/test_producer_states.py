@@ -154,6 +154,16 @@ def test_expiry_spares_open_transactions() -> None:
     assert states.first_unstable_offset == 2
 
 
+def test_a_transaction_below_the_log_start_keeps_its_producer_no_longer() -> None:
+    states = ProducerStates(1000)
+    send(states, 0, 0, 5, txn=True)
+    states.truncate_from_start(4)
+    assert states.first_unstable_offset == 0
+    states.truncate_from_start(5)
+    states.check_invariants()
+    assert states.first_unstable_offset is None and states.expire(1000) == 1
+
+
 def test_open_transactions_are_counted_by_the_age_of_their_last_batch() -> None:
     states = ProducerStates(1000)
     send(states, 0, 0, pid=1, now=100, txn=True)

@@ -545,6 +545,22 @@ async def working_call(house: House, working: list[asyncio.Future[None]]) -> Cal
 
 
 @run
+async def test_whose_call_logged_in_keeps_its_place_until_the_response_is_taken() -> None:
+    """Before its request has come, and while its response is not read."""
+    house = House(9, calls=1)
+    call = begun(house, house.stay("a"))
+    house.callers.logged_in(call, ADA)
+    assert house.callers.begin(house.stay("b")) is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callers, "TAKE_S", 0)
+        await return_from(house, call)
+        await turn()
+    assert house.callers.begin(house.stay("c")) is None and not house.closed
+    house.callers.end(call)
+    assert house.callers.begin(house.stay("d")) is not None
+
+
+@run
 async def test_a_call_that_its_client_cancels_is_not_taken_for_evicted() -> None:
     house = House(9)
     call = house.callers.begin(house.stay("a"))

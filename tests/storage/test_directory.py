@@ -333,6 +333,30 @@ def test_what_was_collected_before_does_not_undo_a_recovery_point(disk, now) -> 
     assert directory.recovery_points == collected, "looked up after it was said"
 
 
+def test_a_recovery_point_of_a_log_that_nothing_was_said_of_counts(disk) -> None:
+    """One that was deleted meanwhile is written nowhere, and is no reason to stop."""
+    directory = opened(disk)
+    log = create_log(directory, TP, uuid.UUID(int=1), LogConfig(), now_ms=0)
+    directory.close()
+    directory = opened(disk)
+    assert directory.version == 0
+    assert directory.state_recovery_point(TP, 7, 0) and directory.recovery_points == {TP: 7}
+    directory.mark_deleted(log, DIRECTORY_ID, 0)
+    assert directory.state_recovery_point(TP, 9, directory.version)
+    assert not directory.recovery_points
+
+
+def test_a_directory_that_is_not_what_its_path_stands_for_any_more_is_noticed(tmp_path) -> None:
+    directory = opened(Disk({}), str(tmp_path / "d"))
+    directory.verify()
+    (tmp_path / "d").rename(tmp_path / "moved")
+    with pytest.raises(MachineError):
+        directory.verify()
+    directory.close(clean=False)
+    error = MachineError("/d", "open", OSError(errno.EIO, "I/O error"))
+    LogDirectory.broken("/d", Disk({}), error).verify()
+
+
 def test_a_recovery_point_of_before_a_cut_is_not_made_durable(disk) -> None:
     """A thread comes with it when the loop has lowered it."""
     directory, tp = opened(disk), TopicPartition("t", 0)

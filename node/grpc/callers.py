@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kept.cluster.security.acls import ANONYMOUS
 from kept.node.config.security_checks import is_secured
-from kept.node.grpc.connection_slots import Places
+from kept.node.runtime.connection_slots import Places
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig

@@ -1,4 +1,4 @@
-"""IP addresses, which are compared as addresses, not as text."""
+"""IP addresses, which are compared as addresses, not as text, and shared out by networks."""
 
 from __future__ import annotations
 
@@ -15,3 +15,20 @@ def canonical_address(text: str) -> str:
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(address)
+
+
+@lru_cache(maxsize=4096)
+def network_of(host: str) -> str:
+    """Where an address counts when places are shared out: an IPv4 address by itself, one of IPv6 in
+    its network of 64 bits, since whoever has one of those has them all. Text that is no address
+    counts by itself.
+    """
+    if ":" not in host:
+        return host
+    try:
+        address = IPv6Address(host)
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return f"{IPv6Address(int(address) >> 64 << 64)}/64"

@@ -23,9 +23,10 @@ from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
 from kept.node.config.security_checks import is_secured
 from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
 from kept.node.grpc.callers import CALLER, Evicted
-from kept.node.grpc.status_codes import parsed, shortened
+from kept.node.grpc.status_codes import end_with, parsed, shortened
 from kept.node.proto import broker_pb2
 from kept.node.security.access import CLUSTER, NO_LOGIN, Known, Open
+from kept.node.security.password_checks import TooManyLogins
 from kept.node.security.revocation import Revoked, run_while_allowed
 from kept.storage.errors import InvalidRequest, InvariantViolation
 
@@ -215,9 +216,13 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         session: Session | None = None
         if len(given) == 1:
             self._callers.check(call)
-            session = await listener.authenticate(
-                caller.transport, str(given[0]).encode(), lambda: self._callers.refused(call)
-            )
+            login = str(given[0]).encode()
+            try:
+                session = await listener.authenticate(
+                    caller.transport, login, lambda: self._callers.refused(call)
+                )
+            except TooManyLogins as error:
+                await end_with(context, error)
         if session is None:
             await _end(context, grpc.StatusCode.UNAUTHENTICATED, "who you are was not believed")
         return session

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kept.node.security.client_usage import UNMETERED, ClientUsage
+from kept.node.security.password_checks import TooManyLogins
 from kept.node.security.session import Session
 from kept.storage.errors import (
     ClusterAuthorizationFailed,
@@ -92,6 +93,8 @@ def failure_of(error: KeptError) -> HttpResponse:
     response = failure(status_of(error), error.told)
     if isinstance(error, ThrottlingQuotaExceeded):
         response.retry_after_s = max(1, -(-error.throttle_ms // 1000))
+    elif isinstance(error, TooManyLogins):
+        response.retry_after_s = 1
     return response
 
 

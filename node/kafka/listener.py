@@ -38,6 +38,7 @@ from kept.node.kafka.plain_socket import PlainSocket
 from kept.node.kafka.tls_handshake import TlsAcceptor
 from kept.node.runtime.logging import log
 from kept.node.security.logins import parse_basic
+from kept.node.security.password_checks import TooManyLogins
 from kept.node.security.sasl_authenticator import AccessTokenChecked
 from kept.node.security.session import ALLOW_ALL, Session, node_session
 from kept.storage.errors import ConfigurationError, InvalidRequest, SaslAuthenticationFailed
@@ -350,7 +351,8 @@ class Listener:
     ) -> Session | None:
         """A session of whom the header ``Authorization`` of HTTP, or that metadata of gRPC, names:
         by a password (Basic) or an access token (Bearer). None, after the delay of a failed login,
-        where it is not believed; ``on_refused`` is called before that delay.
+        where it is not believed; ``on_refused`` is called before that delay. Raises TooManyLogins,
+        after one, too.
         """
         logins = self.context.logins
         scheme = "Bearer" if authorization[:7].lower() == b"bearer " else "Basic"
@@ -375,7 +377,9 @@ class Listener:
     async def authenticate_password(
         self, transport: Any, user: str, password: str, on_refused: Callable[[], None] | None = None
     ) -> Session | None:
-        """A session of ``user`` whose password comes outside of SASL; None as `authenticate`."""
+        """A session of ``user`` whose password comes outside of SASL; None, or an error, as
+        `authenticate`.
+        """
         session = self.session(transport, f"User:{user}", PLAIN)
         logins = self.context.logins
         try:
@@ -385,6 +389,11 @@ class Listener:
             )
         except SaslAuthenticationFailed:
             matches = False
+        except TooManyLogins as error:
+            if on_refused:
+                on_refused()
+            await asyncio.sleep(logins.not_checked(self.name, session.host, "Basic", error))
+            raise
         if matches and not logins.is_revoked(session):
             if lifetime_ms := logins.lifetime_ms(self.name, None):
                 session.expires_at = self.context.runtime.loop.time() + lifetime_ms / 1000

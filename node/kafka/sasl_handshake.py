@@ -29,6 +29,7 @@ from kept.node.kafka import api
 from kept.node.kafka.listener import HTTP2, HTTP_METHODS, Listener, Pending
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import bugs
+from kept.node.security.password_checks import TooManyLogins
 from kept.node.security.sasl_authenticator import (
     AccessTokenRefused,
     ApiVersionsAnswered,
@@ -267,8 +268,10 @@ class SaslHandshake(Pending):
                 self.abort()
 
     async def _check_login(self, asked: CheckPassword | CheckAccessToken) -> None:
-        """Go on with whether what a client has shown is right. After an error that is a bug of
-        ours it is closed: it would wait for an answer that never comes.
+        """Go on with whether what a client has shown is right. Where that is not looked at it is
+        closed without an answer: after any error code clients give up, after a connection that was
+        closed they try again. After a bug of ours, too: it would wait for an answer that never
+        comes.
         """
         logins = self.context.logins
         event: SaslEvent
@@ -283,6 +286,10 @@ class SaslHandshake(Pending):
             self._check = None
             self._waits = False
             self._step(event)
+        except TooManyLogins as error:
+            mechanism, self._check = self._authenticator.mechanism, None
+            delay_s = logins.not_checked(self.listener.name, self.host, mechanism, error)
+            self._timer = self.context.runtime.loop.call_later(delay_s, self._close)
         except Exception as error:  # noqa: BLE001
             bugs.report("login failed", error, host=self.host, listener=self.listener.name)
             self.abort()
@@ -338,9 +345,12 @@ class SaslHandshake(Pending):
         self._timer = self.context.runtime.loop.call_later(delay_s, answer, response)
 
     def _close_with(self, response: dict[str, Any]) -> None:
+        if not self._bare:
+            self._answer(**response)
+        self._close()
+
+    def _close(self) -> None:
         if self.transport is not None:
-            if not self._bare:
-                self._answer(**response)
             self.transport.close()
 
     def _wait(self) -> None:

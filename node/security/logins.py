@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.security.plain import MECHANISM as PLAIN
 from kept.client.security.scram import HASHES as SCRAM_MECHANISMS
+from kept.cluster.security.addresses import network_of
 from kept.node.config.sasl import SaslSettings, sasl_settings
 from kept.node.runtime.logging import log
 from kept.node.security.failed_logins import FailedLogins
-from kept.node.security.password_checks import PasswordChecks
+from kept.node.security.password_checks import PasswordChecks, TooManyLogins
 from kept.node.security.sasl_authenticator import AccessTokenChecked
 from kept.node.security.stored_credentials import CredentialsByUser, StoredCredentials
 from kept.storage.errors import SaslAuthenticationFailed
@@ -82,7 +83,16 @@ class Logins:
         known = user if user and self._exists(listener, user) else None
         self.on_refused(host, listener, mechanism, known)
         base_ms = self.settings(listener).failed_delay_ms
-        return self._failed.delay_ms(host, base_ms, int(self._loop.time() * 1000)) / 1000
+        now_ms = int(self._loop.time() * 1000)
+        return self._failed.delay_ms(network_of(host), base_ms, now_ms) / 1000
+
+    def not_checked(self, listener: str, host: str, mechanism: str, error: TooManyLogins) -> float:
+        """A password was not checked: how long its connection waits until it hears so, in seconds;
+        the same each time, since it may be right.
+        """
+        fields = {"host": host, "listener": listener, "mechanism": mechanism}
+        self.report("login not checked", **fields, error=str(error))
+        return self.settings(listener).failed_delay_ms / 1000
 
     async def check_token(self, listener: str, token: str) -> AccessTokenChecked:
         """Whom an access token names, by the keys of ``listener``; or why it is not believed."""
@@ -137,7 +147,7 @@ class Logins:
         self, listener: str, host: str, user: str, password: str, *, plain: bool = True
     ) -> bool:
         """Whether ``user`` may log in by ``password`` from ``host``: by PLAIN, or (not ``plain``)
-        by HTTP Basic, which the users of any enabled mechanism may.
+        by HTTP Basic, which the users of any enabled mechanism may. Raises TooManyLogins.
         """
         settings = self.settings(listener)
         expected = settings.plain_users.get(user)

@@ -17,6 +17,7 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
+from kept.cluster.security.addresses import network_of
 
 TOPIC, GROUP = AclResourceType.TOPIC, AclResourceType.GROUP
 LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
@@ -197,3 +198,21 @@ def test_the_most_specific_of_several_is_named(first) -> None:
 )
 def test_addresses_have_one_spelling(written, meant) -> None:
     assert canonical_host(written) == meant
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("2001:db8:0:1::1", "2001:db8:0:1::/64"),
+        ("2001:DB8:0:1:ffff:ffff:ffff:ffff", "2001:db8:0:1::/64"),
+        ("2001:db8:0:2::1", "2001:db8:0:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("", ""),
+        ("a:b", "a:b"),
+    ],
+)
+def test_an_address_of_ipv6_counts_in_its_network(host, network) -> None:
+    assert network_of(host) == network

@@ -509,6 +509,16 @@ def test_a_failure_is_answered_late_and_nothing_is_read_meanwhile(secure) -> Non
     lone.run(go())
 
 
+def test_failures_from_one_network_of_ipv6_slow_each_other_down(secure) -> None:
+    lone = secure(connection_failed_authentication_delay_ms="100")
+    logins, name = lone.node.parts.logins, listener_of(lone).name
+    delays_s = [
+        logins.refused(name, host, "PLAIN", "ada", "wrong")
+        for host in ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1", "10.0.0.1", "10.0.0.2")
+    ]
+    assert delays_s == [0.1, 0.2, 0.1, 0.1, 0.1]
+
+
 def test_passwords_of_stored_credentials_serve_plain_where_that_is_set(secure) -> None:
     lone = secure(kept_sasl_plain_users="scram")
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from kept.cluster.security.credentials import ScramCredential, ScramMechanism
 from kept.node.security import password_checks
-from kept.node.security.failed_logins import MAX_ADDRESSES, MAX_DELAY_MS, REMEMBER_MS, FailedLogins
+from kept.node.security.failed_logins import MAX_DELAY_MS, MAX_NETWORKS, REMEMBER_MS, FailedLogins
 from kept.node.security.password_checks import (
     MAX_WAITING,
     MAX_WAITING_PER_HOST,
+    NICENESS,
     REMEMBER_S,
     PasswordChecks,
+    TooManyLogins,
 )
 from kept.node.security.stored_credentials import StoredCredentials
 from tests.support.credentials import credential
@@ -39,6 +44,16 @@ class Held:
         future = self.loop.create_future()
         self.begun.append((password, future))
         return future
+
+    async def stop(self, tasks: Sequence[asyncio.Task[bool]]) -> None:
+        """End what is still under way."""
+        for task in tasks:
+            task.cancel()
+        while self.begun:
+            await self.end(self.begun[0][0])
+            await turns()
+        await until(lambda: all(task.done() for task in tasks))
+        assert self.checks.waiting == 0
 
     def start(self, host: str, password: str) -> asyncio.Task[bool]:
         return self.loop.create_task(self.checks.matches(host, "ada", password))
@@ -107,7 +122,7 @@ async def _turns(monkeypatch: pytest.MonkeyPatch) -> None:
     await until(lambda: held.checks.waiting == MAX_WAITING_PER_HOST)
     refused = [task for task in flood if task.done()]
     assert len(refused) == 8
-    assert not any(task.result() for task in refused)
+    assert all(isinstance(task.exception(), TooManyLogins) for task in refused)
     good = held.start("good", "right")
     await held.end("guess 0")
     await held.end("guess 1")
@@ -160,8 +175,9 @@ async def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
     good, also = held.start("good", "right"), held.start("good", "other")
     await turns()
     refused = [task for task in flood if task.done()]
-    assert len(refused) == 2 and not any(task.result() for task in refused)
-    assert refused == [flood[-addresses], flood[1 - addresses]], "those that came last"
+    assert len(refused) == 2
+    assert all(isinstance(task.exception(), TooManyLogins) for task in refused)
+    assert refused == flood[-2:], "those that came last"
     assert held.checks.waiting == MAX_WAITING
     while not good.done():
         await turns()
@@ -184,6 +200,79 @@ def test_addresses_that_flood_leave_room_for_one_that_does_not(
     run(_shared)(monkeypatch)
 
 
+def network(number: int) -> str:
+    """A /64, of which an address is the last part."""
+    return f"2001:db8:0:{number:x}:"
+
+
+async def _networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+    running = [held.start("first", f"running {number}") for number in range(2)]
+    flood = [
+        held.start(f"{network(1)}:{number:x}", f"guess {number}") for number in range(MAX_WAITING)
+    ]
+    await until(lambda: held.checks.waiting == MAX_WAITING)
+    beyond = held.start(f"{network(1)}:ffff", "beyond")
+    await until(beyond.done)
+    assert isinstance(beyond.exception(), TooManyLogins), "its network has most"
+    good = [held.start(f"{network(2)}:1", f"good {number}") for number in range(2)]
+    await turns()
+    assert [task.done() for task in flood].index(True) == MAX_WAITING - 2, "who came last"
+    assert held.checks.waiting == MAX_WAITING
+    for number in range(2):
+        await held.end(f"running {number}")
+    await turns()
+    assert [password for password, _ in held.begun] == ["guess 0", "good 0"], "networks take turns"
+    await held.stop([*running, *flood, *good])
+
+
+def test_all_addresses_of_a_network_of_ipv6_wait_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has a /64 has as many addresses as he likes, each with one password."""
+    run(_networks)(monkeypatch)
+
+
+async def _neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, hosts = Held(monkeypatch), MAX_WAITING // MAX_WAITING_PER_HOST
+    running = [held.start("first", f"running {number}") for number in range(2)]
+    flood = [
+        held.start(f"{network(1)}:{number % hosts + 1:x}", f"guess {number}")
+        for number in range(MAX_WAITING)
+    ]
+    await until(lambda: held.checks.waiting == MAX_WAITING)
+    good = held.start(f"{network(1)}:abcd", "good")
+    await turns()
+    assert sum(task.done() for task in flood) == 1 and not good.done()
+    for number in range(2):
+        await held.end(f"running {number}")
+    await turns()
+    while "good" not in [password for password, _ in held.begun]:
+        await held.end(held.begun[0][0])
+        await turns()
+    assert sum(task.done() for task in flood) <= 2 * hosts
+    await held.stop([*running, *flood, good])
+
+
+def test_within_a_network_addresses_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(_neighbours)(monkeypatch)
+
+
+@run
+async def test_threads_that_check_give_way_to_the_others() -> None:
+    users: Users = {("ada", SHA_512): credential("right", "SCRAM-SHA-512")}
+    checks = PasswordChecks(asyncio.get_running_loop(), StoredCredentials(lambda: users))
+    try:
+        assert await checks.matches("h", "ada", "right")
+        niceness = {
+            os.getpriority(os.PRIO_PROCESS, thread.native_id or 0)
+            for thread in threading.enumerate()
+            if thread.name.startswith("password")
+        }
+    finally:
+        checks.close()
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert niceness == {min(19, own + NICENESS)}
+
+
 def test_each_further_failure_of_an_address_waits_twice_as_long() -> None:
     failed = FailedLogins()
     now, delays = 1_000_000, []
@@ -198,8 +287,8 @@ def test_each_further_failure_of_an_address_waits_twice_as_long() -> None:
 
 def test_so_many_addresses_are_remembered() -> None:
     failed = FailedLogins()
-    for number in range(MAX_ADDRESSES + 5):
+    for number in range(MAX_NETWORKS + 5):
         failed.delay_ms(str(number), 100, 0)
-    assert len(failed) == MAX_ADDRESSES
+    assert len(failed) == MAX_NETWORKS
     assert failed.delay_ms("0", 100, 0) == 100
-    assert failed.delay_ms(str(MAX_ADDRESSES), 100, 0) == 200
+    assert failed.delay_ms(str(MAX_NETWORKS), 100, 0) == 200

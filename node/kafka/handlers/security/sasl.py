@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.client.protocol.messages import Values
 from kept.client.security.scram import new_nonce
 from kept.node.runtime import error_codes
+from kept.node.security.password_checks import TooManyLogins
 from kept.node.security.sasl_authenticator import (
     AccessTokenRefused,
     Authenticated,
@@ -104,10 +105,17 @@ class SaslHandler:
     async def _finish(
         self, session: Session, authenticator: SaslAuthenticator, effect: SaslEffect
     ) -> Values:
+        """Raises TooManyLogins, which closes the connection: its client connects anew."""
         if isinstance(effect, CheckPassword):
-            matches = await self._logins.password_matches(
-                session.listener, session.host, effect.user, effect.password
-            )
+            try:
+                matches = await self._logins.password_matches(
+                    session.listener, session.host, effect.user, effect.password
+                )
+            except TooManyLogins as error:
+                listener, host, mechanism = session.listener, session.host, session.mechanism
+                delay_s = self._logins.not_checked(listener, host, mechanism, error)
+                await asyncio.sleep(delay_s)
+                raise
             (effect,) = authenticator.step(PasswordChecked(matches))
         elif isinstance(effect, CheckAccessToken):
             checked = await self._logins.check_token(session.listener, effect.access_token)

@@ -1,0 +1,138 @@
+"""A password that is not checked, since too many others wait, is answered as no wrong one: clients
+of each protocol hear what lets them try again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kept.client.security.plain import PlainClient
+from kept.cluster.metadata.records import ScramCredentialRecord
+from kept.cluster.security.credentials import ScramMechanism
+from kept.node.proto import broker_pb2
+from kept.node.security import password_checks
+from tests.support.credentials import credential
+from tests.support.grpc_calls import basic, call
+from tests.support.sasl_peer import AUTHENTICATE, HANDSHAKE, Peer
+
+# isort: split
+import grpc
+
+TOKEN = b"\0ada\0pencil"
+LOGIN = basic("ada", "pencil")
+
+
+class Site:
+    """A node whose passwords are those of SCRAM's users, and whether any is checked."""
+
+    def __init__(self, lone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lone = lone
+        self._checks = lone.node.parts.logins.passwords
+        self._monkeypatch = monkeypatch
+        ada = ScramCredentialRecord("ada", ScramMechanism.SCRAM_SHA_256, credential("pencil"))
+        lone.run(lone.node.parts.metadata.propose([ada]))
+
+    def crowd(self) -> None:
+        """Both threads are busy, and nobody may wait; nothing is remembered."""
+        self._checks._right.clear()
+        self._checks._running = password_checks.THREADS
+        self._monkeypatch.setattr(password_checks, "MAX_WAITING_PER_HOST", 0)
+
+    def empty(self) -> None:
+        """It is over."""
+        self._checks._running = 0
+
+    def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {LOGIN}\r\n\r\n"
+        answer: tuple[int, dict[str, str], bytes] = self.lone.http(head)
+        return answer
+
+
+@pytest.fixture
+def site(lone_node: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Site]:
+    def start(**settings: str) -> Site:
+        lone = lone_node(
+            listeners="SASL_PLAINTEXT://127.0.0.1:0",
+            sasl_enabled_mechanisms="PLAIN",
+            kept_sasl_plain_users="scram",
+            connection_failed_authentication_delay_ms="0",
+            **settings,
+        )
+        return Site(lone, monkeypatch)
+
+    return start
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_kafka_client_is_closed_without_an_answer(
+    site: Any, version: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    crowded = site()
+    crowded.crowd()
+
+    async def attempt() -> bool:
+        async with Peer(crowded.lone) as peer:
+            await peer.ask(HANDSHAKE, version, mechanism="PLAIN")
+            if version:
+                peer.send(AUTHENTICATE, 2, auth_bytes=TOKEN)
+            else:
+                peer.send_bare(TOKEN)
+            return bool(await peer.ends())
+
+    assert crowded.lone.run(attempt())
+    told = capfd.readouterr().err
+    assert 'event="login not checked"' in told and "Traceback" not in told
+    counters = crowded.lone.node.parts.counters
+    assert (counters.logins, counters.failed_logins) == (0, 0)
+    crowded.empty()
+
+    async def again() -> Any:
+        async with Peer(crowded.lone) as peer:
+            return await peer.login(PlainClient("ada", "pencil"), "PLAIN")
+
+    assert crowded.lone.run(again()).error_code.name == "none"
+
+
+def test_a_client_that_logs_in_again_is_closed_without_an_answer(
+    site: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    crowded = site(connections_max_reauth_ms="3600000")
+
+    async def attempt() -> bool:
+        async with Peer(crowded.lone) as peer:
+            await peer.login(PlainClient("ada", "pencil"), "PLAIN")
+            crowded.crowd()
+            await peer.ask(HANDSHAKE, 1, mechanism="PLAIN")
+            peer.send(AUTHENTICATE, 2, auth_bytes=TOKEN)
+            return bool(await peer.ends())
+
+    assert crowded.lone.run(attempt())
+    assert crowded.lone.node.parts.counters.failed_logins == 0
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_http_says_when_to_come_again(site: Any) -> None:
+    crowded = site()
+    crowded.crowd()
+    status, headers, body = crowded.get("/api/v1/cluster")
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert "wait to be checked" in json.loads(body)["error"]["message"]
+    assert crowded.get("/healthz")[0] == 200, "a probe needs no login, and may have one"
+    assert crowded.lone.node.parts.counters.failed_logins == 0
+    crowded.empty()
+    assert crowded.get("/api/v1/cluster")[0] == 200
+
+
+def test_grpc_is_unavailable(site: Any) -> None:
+    crowded = site()
+    crowded.lone.create("t")
+    crowded.crowd()
+    produce = broker_pb2.ProduceRequest(topic="t", payload=b"v")
+    ended = crowded.lone.run(call(crowded.lone.port, "Produce", produce, LOGIN))
+    assert ended is grpc.StatusCode.UNAVAILABLE
+    crowded.empty()
+    assert crowded.lone.run(call(crowded.lone.port, "Produce", produce, LOGIN)).offset == 0

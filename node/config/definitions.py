@@ -447,8 +447,9 @@ class NodeSettings:
     )
     inflight_max_bytes_per_ip = Row[int](ConfigType.LONG, None, low=1 << 18, ours=True).means(
         "Bytes of unanswered requests and unsent responses of the connections from one address; "
-        "they are not read above, others are. Raise it where all clients come through one proxy. "
-        "Default: a quarter of kept.inflight.max.bytes."
+        "they are not read above, others are. One of IPv6 counts with its /64. Raise it where all "
+        "clients come through one proxy or from one network of IPv6. Default: a quarter of "
+        "kept.inflight.max.bytes."
     )
     inflating_max_bytes = Row[int](ConfigType.LONG, None, low=1 << 18, ours=True).means(
         "Bytes of kept.inflight.max.bytes that threads may hold inflated batches in; further "
@@ -516,7 +517,9 @@ class NodeSettings:
     )
     http_max_connections = _integer("256", low=1, ours=True).means(
         "HTTP connections at a time; for one more the one that waited longest for a request or for "
-        "a login is ended, else it gets 503. /healthz and /readyz are served beyond it."
+        "a login is ended, or the newest of an address that has more than its share (a quarter, or "
+        "less where there are more addresses), else it gets 503. /healthz and /readyz are served "
+        "beyond it."
     )
     http_hosts = _listing("", ours=True).means(
         "Host names, beyond localhost, this machine's and the listeners' own, that may appear in "
@@ -532,13 +535,13 @@ class NodeSettings:
     )
     grpc_max_connections = _integer("256", low=1, ours=True).means(
         "gRPC connections at a time. Where anybody logs in, one more takes the place of one that "
-        "has not; elsewhere, of one without a call, or of an address that has more than a quarter "
-        "of them. Where there is none it is closed."
+        "has not; elsewhere, of one without a call, or of an address that has more than its share "
+        "(a quarter, or less where there are more addresses). Where there is none it is closed."
     )
     grpc_max_requests = _integer("256", low=1, ours=True).means(
         "gRPC calls at a time, streams included. One more takes the place of one whose caller has "
         "not logged in, where anybody does, or whose request has not come, or whose response is "
-        "not taken for a second, or, where nobody logs in, whose address has more than a quarter; "
+        "not taken for a second, or, where nobody logs in, whose address has more than its share; "
         "where there is none it is answered RESOURCE_EXHAUSTED. Each holds a Kafka connection to a "
         "leader and what it reads ahead, about a megabyte."
     )

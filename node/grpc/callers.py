@@ -7,10 +7,8 @@ the connection without a login that has had no call for longest, then of one wit
 fewer than a quarter have no login, one with a login and without a call goes before them: whoever
 comes has to have time to log in. A certificate is a login.
 
-Where nobody logs in, an address has a share (:data:`ADDRESS_SHARE`), which those that have more
-take nothing of. A connection without a call gives way to one of its own address, and to others
-where its address has more than its share, or theirs less. So does one with a call where its address
-has more and that of the new one less: the newest of the address that has most.
+Where nobody logs in, networks have shares (:mod:`kept.node.runtime.connection_slots`): a connection
+without a call gives way, then one with a call.
 
 Calls are counted likewise (``kept.grpc.max.requests``): one whose caller has not logged in, or
 whose request has not come, or whose response is not taken for :data:`TAKE_S`, gives way to a new
@@ -18,19 +16,20 @@ one. A login that is being checked does not while such calls hold half of the pl
 newest do beyond, so that those before come to an end. A response that is not taken ends with its
 connection only, which is left alone while others' calls would end with it: where anybody logs in,
 those of who has; elsewhere, all whose response is still to come or has just come. Where nobody
-logs in, addresses have their share of calls as of connections.
+logs in, networks have shares of calls as of connections, and the newest call of the network that
+has most is ended even so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kept.cluster.security.acls import ANONYMOUS
+from kept.cluster.security.addresses import network_of
 from kept.node.config.security_checks import is_secured
 from kept.node.runtime.connection_slots import Places
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from kept.node.security.session import Session
 
 T = TypeVar("T")
-P = TypeVar("P", "Caller", "Call")
 
 CALLER: Final[ContextVar[Session | None]] = ContextVar("caller", default=None)
 """Who makes the call that is served, where it says so itself. gRPC hands its interceptors' findings
@@ -49,8 +47,6 @@ STRANGERS_SHARE: Final = 4
 """A connection of so many may be one without a login, whatever those with one hold."""
 CHECKED_SHARE: Final = 2
 """A call of so many may be one whose login is being checked, against new ones."""
-ADDRESS_SHARE: Final = 4
-"""Where nobody logs in, one place of so many is an address's share."""
 TAKE_S: Final = 1.0
 """How long a response may be on its way until it counts as not taken, in seconds."""
 
@@ -67,7 +63,7 @@ class Evicted(Exception):
 class Caller:
     """A client's connection, and how many calls it has."""
 
-    __slots__ = ("calls", "connection", "has_login", "name")
+    __slots__ = ("calls", "connection", "has_login", "name", "network")
 
     def __init__(self, connection: HandedOver, name: str) -> None:
         self.connection = connection
@@ -75,11 +71,7 @@ class Caller:
         """What its end is bound to in the socket's directory."""
         self.calls = 0
         self.has_login = connection.session.principal != ANONYMOUS
-
-    @property
-    def host(self) -> str:
-        """The address that it comes from."""
-        return self.connection.session.host
+        self.network = network_of(connection.session.host)
 
 
 class Call:
@@ -99,9 +91,9 @@ class Call:
         """Runs while its response may be on its way."""
 
     @property
-    def host(self) -> str:
-        """The address that it comes from."""
-        return self.caller.host
+    def network(self) -> str:
+        """Where it comes from."""
+        return self.caller.network
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What comes of ``work``. Raises Evicted when the place was given to another meanwhile."""
@@ -139,7 +131,7 @@ class Callers:
         """A client connects; None: there is no place."""
         limit = self._config.current.grpc_max_connections
         while len(self._connections) >= limit:
-            other = self._leaving(connection.session.host, limit)
+            other = self._leaving(network_of(connection.session.host), limit)
             if other is None:
                 return None
             self.leave(other)
@@ -149,11 +141,11 @@ class Callers:
         self._rank(caller)
         return caller
 
-    def _leaving(self, new_host: str, limit: int) -> Caller | None:
-        """Whose place is taken for one more connection, of ``new_host``."""
+    def _leaving(self, network: str, limit: int) -> Caller | None:
+        """Whose place is taken for one more connection, of ``network``."""
         places = self._connections
         if not is_secured(self._config.current):
-            return _beyond_share(places, new_host, limit, idle=(_IDLE_STRANGER,), busy=_STRANGER)
+            return places.pop_beyond_share(network, limit, (_IDLE_STRANGER,))
         strangers = places.of_rank(_IDLE_STRANGER) + places.of_rank(_STRANGER)
         if strangers < limit // STRANGERS_SHARE:
             return places.pop_first((_IDLE, _IDLE_STRANGER, _STRANGER))
@@ -175,7 +167,7 @@ class Callers:
         """A call begins; None: there is no place."""
         limit = self._config.current.grpc_max_requests
         while len(self._calls) >= limit:
-            other = self._giving_way(caller.host, limit)
+            other = self._giving_way(caller.network, limit)
             if other is None:
                 return None
             other.evict()
@@ -185,8 +177,8 @@ class Callers:
         self._rank(caller)
         return call
 
-    def _giving_way(self, new_host: str, limit: int) -> Call | None:
-        """Whose place is taken for one more call, of ``new_host``."""
+    def _giving_way(self, network: str, limit: int) -> Call | None:
+        """Whose place is taken for one more call, of ``network``."""
         calls, spared = self._calls, set[Caller]()
 
         def may_go(call: Call) -> bool:
@@ -194,8 +186,7 @@ class Callers:
 
         if not is_secured(self._config.current):
             spared.update(call.caller for call in calls.members(_UNTAKEN + 1))
-            idle = _UNTAKEN, _WAITING
-            return _beyond_share(calls, new_host, limit, idle=idle, busy=_SERVED, may_go=may_go)
+            return calls.pop_beyond_share(network, limit, (_UNTAKEN, _WAITING), may_go)
         spared.update(call.caller for call in calls.members() if call.has_login)
         other = calls.pop_first((_UNTAKEN, _WAITING, _ANONYMOUS, _RETURNED), may_go)
         if other is None and calls.of_rank(_CHECKED) > limit // CHECKED_SHARE:
@@ -253,32 +244,3 @@ class Callers:
     def of(self, peer: str) -> Caller | None:
         """The client whose connection gRPC calls ``peer`` (``unix:/tmp/kept-peers-x/c-7``)."""
         return self._by_name.get(peer.rpartition("/")[2])
-
-
-def _beyond_share(
-    places: Places[P],
-    new_host: str,
-    limit: int,
-    *,
-    idle: tuple[int, ...],
-    busy: int,
-    may_go: Callable[[P], bool] = lambda _: True,
-) -> P | None:
-    """Whose place is taken for one more of ``new_host`` where nobody logs in and all are taken:
-    one of the ranks ``idle`` which ``may_go``, or of ``busy``.
-    """
-    taken = Counter(member.host for member in places.members())
-    share = max(1, limit // ADDRESS_SHARE)
-    greedy = max(taken, key=lambda host: taken[host])
-    has_less = taken[new_host] < share
-
-    def gives_way(member: P) -> bool:
-        own = member.host == new_host and not has_less
-        return may_go(member) and (own or taken[member.host] > share)
-
-    other = places.pop_first(idle, gives_way)
-    if other is None and has_less:
-        if taken[greedy] > share:
-            other = places.pop_last(busy, lambda member: member.host == greedy)
-        other = other or places.pop_first(idle, may_go)
-    return other

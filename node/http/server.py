@@ -7,18 +7,19 @@ for browsers (``kept.node.http.console``) is three files that never change. Erro
 {"status": 404, "message": "…"}}``.
 
 What a web page elsewhere sends to ``/api/`` (``Sec-Fetch-Site``) is refused. So is a Host that is
-not this node's (:func:`host_is_known`), against DNS rebinding, for every path but the two of
-probes, which tell nothing: load balancers name hosts as they like. A POST changes something, so it
-must carry the header ``X-Kept``, which a web page cannot send across sites without being asked
-first. Who makes a request is told by its login (Basic, or Bearer with an access token), else by
-the connection; what it may do, by the route (``kept.node.http.route_access``).
+not this node's (``kept.node.http.host_header``), against DNS rebinding, for every path but the two
+of probes, which tell nothing: load balancers name hosts as they like. A POST changes something, so
+it must carry the header ``X-Kept``, which a web page cannot send across sites without being asked
+first. Who makes a request is told by its login (Basic, or Bearer with an access token), else by the
+connection; what it may do, by the route (``kept.node.http.route_access``).
 
 Limits: ``kept.http.request.max.bytes`` for headers, 64 KiB at most, and for the body (which draw on
 ``kept.inflight.max.bytes``, by address), ``kept.http.idle.ms`` for a whole request to come and for
-its answer to be taken, ``kept.http.max.connections``: one more takes the place of the one that has
-waited longest for a request or for a login. Where none waits (streams do not end) some probes have
-places behind them, as they have behind the listener's limits. One request at a time per connection;
-while it is served, nothing is read. Quotas of clients hold
+its answer to be taken, ``kept.http.max.connections``, of which each network has a share
+(:mod:`kept.node.runtime.connection_slots`): one more takes the place of the one that has waited
+longest for a request or for a login, or of the newest of a network that has more than its share.
+Where there is none some probes have places behind them, as they have behind the listener's limits.
+One request at a time per connection; while it is served, nothing is read. Quotas of clients hold
 (:mod:`kept.node.security.client_usage`): over one of them a request waits for :data:`THROTTLE_S` at
 most, or is refused with 429 and ``Retry-After``. Of answers that may be large so many are held at a
 time as :mod:`kept.node.http.response_limiter` says.
@@ -28,11 +29,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import Awaitable, Mapping
 from contextlib import nullcontext
 from http import HTTPStatus
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakSet
@@ -41,6 +40,8 @@ import h11
 import msgspec
 
 import kept
+from kept.cluster.security.addresses import network_of
+from kept.node.http.host_header import host_is_known, with_port
 from kept.node.http.json_results import dumps
 from kept.node.http.messages import (
     JSON,
@@ -54,13 +55,14 @@ from kept.node.http.messages import (
 from kept.node.http.response_limiter import ResponseLimiter
 from kept.node.http.route_access import login_wanted
 from kept.node.kafka.listener import PROBE_CONNECTIONS
+from kept.node.runtime.connection_slots import Places
 from kept.node.runtime.logging import bugs
 from kept.node.security.client_usage import UNMETERED
+from kept.node.security.password_checks import TooManyLogins
 from kept.storage.errors import InvalidRequest, KeptError, is_bug
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
-    from kept.node.config.node_config import NodeConfig
     from kept.node.http.routes import Routes
     from kept.node.kafka.listener import HandedOver
     from kept.node.runtime.memory_budget import MemoryBudget
@@ -90,6 +92,9 @@ _CHALLENGES: Final = {
     "Basic": 'Basic realm="kept", charset="UTF-8"',
     "Bearer": 'Bearer realm="kept"',
 }
+_WAITING, _SERVED = range(2)
+"""Ranks of connections: one waits for a request, or for what comes of a login (a refused one waits
+long), or its request is served."""
 _ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
 _HELD: Final = frozenset({"/api/v1/records", "/api/v1/compaction"})
 _HELD_BELOW: Final = ("/api/v1/topics", "/api/v1/groups", "/api/v1/transactions")
@@ -112,7 +117,7 @@ class HttpServer:
         self.routes = routes
         self.usages = usages
         self.limiter = ResponseLimiter()
-        self._connections: WeakSet[HttpConnection] = WeakSet()
+        self._connections: Places[HttpConnection] = Places(2)
         self._probes: WeakSet[HttpConnection] = WeakSet()
         """Beyond the limit of those."""
 
@@ -121,70 +126,42 @@ class HttpServer:
         self._connections.discard(connection)
         self._probes.discard(connection)
 
+    def rank(self, connection: HttpConnection, rank: int) -> None:
+        """It waits from now on, or is served."""
+        if connection in self._connections:
+            self._connections.put(connection, rank)
+
     def take_over(self, handed_over: HandedOver, first_bytes: bytes) -> None:
         """Speak HTTP on a connection from now on; it belongs to this module until it is closed."""
-        connections, transport = self._connections, handed_over.transport
-        limit = self.config.current.http_max_connections
-        crowded = len(connections) >= limit and not _make_room(connections)
-        if crowded and handed_over.listener.is_probe(first_bytes) is not False:
+        transport = handed_over.transport
+        has_place = self._make_room(network_of(handed_over.host))
+        is_crowded = not has_place
+        if is_crowded and handed_over.listener.is_probe(first_bytes) is not False:
             # It may be none, as four bytes do not tell: that is seen once the request is there.
-            connections, crowded = self._probes, len(self._probes) >= PROBE_CONNECTIONS
+            is_crowded = len(self._probes) >= PROBE_CONNECTIONS
             handed_over.is_probe = True
         connection = HttpConnection(self, handed_over)
         transport.set_protocol(connection)
-        connections.add(connection)
-        connection.begin(first_bytes, crowded)
+        if has_place:
+            self._connections.put(connection, _WAITING)
+        elif not is_crowded:
+            self._probes.add(connection)
+        connection.begin(first_bytes, is_crowded)
         transport.resume_reading()
 
+    def _make_room(self, network: str) -> bool:
+        """Whether there is a place for one more connection of ``network``, that of another perhaps.
 
-def _make_room(connections: WeakSet[HttpConnection]) -> bool:
-    """End the connection that has waited longest for a request to come, or for what comes of a
-    login; False: none waits.
-
-    So whoever opens connections and says nothing, little at a time, or wrong passwords, keeps
-    nobody else out: probes and scrapes least of all.
-    """
-    waiting = [connection for connection in connections if connection.waits_since is not None]
-    if not waiting:
-        return False
-    oldest = min(waiting, key=lambda connection: connection.waits_since or 0.0)
-    connections.discard(oldest)
-    oldest.give_way()
-    return True
-
-
-def host_is_known(config: NodeConfig, host: str) -> bool:
-    """Whether a Host header names this node: localhost, an address, this machine, or one of its
-    listeners'.
-
-    Addresses are safe from DNS rebinding, which needs a name that the attacker owns.
-    """
-    try:
-        address = urlsplit(f"//{host}")
-        _ = address.port
-    except ValueError:  # a bracket without its other half, or a port that is none
-        return False
-    if address.netloc != host or "@" in host:
-        return False
-    name = (address.hostname or "").lower().removesuffix(".")
-    try:
-        ip_address(name)
-    except ValueError:
-        hosts = {"localhost", socket.gethostname(), *config.http_hosts}
-        hosts.update(listener.host for listener in config.listeners)
-        hosts.update(listener.host for listener in config.advertised_listeners)
-        for between in (config.node_listener, config.advertised_node_listener):
-            hosts.update(() if between is None else (between.host,))
-        return bool(name) and name in {accepted.lower() for accepted in hosts}
-    return True
-
-
-def with_port(host: str, *, https: bool) -> str:
-    """HOST:PORT of a Host header, which leaves out the port that is usual: 80, or 443 of HTTPS."""
-    _, colon, port = host.rpartition(":")
-    if colon and port.isdecimal():
-        return host
-    return f"{host.removesuffix(':')}:{443 if https else 80}"
+        So whoever opens connections and says nothing, little at a time, or wrong passwords, keeps
+        nobody else out: probes and scrapes least of all.
+        """
+        limit = self.config.current.http_max_connections
+        while len(self._connections) >= limit:
+            other = self._connections.pop_beyond_share(network, limit, (_WAITING,))
+            if other is None:
+                return False
+            other.give_way()
+        return True
 
 
 def _is_held(path: str) -> bool:
@@ -198,6 +175,7 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, server: HttpServer, handed_over: HandedOver) -> None:
         self._server = server
         self._handed_over = handed_over
+        self.network = network_of(handed_over.host)
         self._accepted = handed_over.session
         """Who speaks as far as the connection tells."""
         self._runtime = server.runtime
@@ -213,7 +191,7 @@ class HttpConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._request: h11.Request | None = None
         self._body = bytearray()
-        self._account = server.budget.account(handed_over.host)
+        self._account = server.budget.account(self.network)
         self._read_bytes = 0
         """What was read of the request."""
         self._held_bytes = 0
@@ -224,9 +202,6 @@ class HttpConnection(asyncio.Protocol):
         self._endless = False
         self._turns = server.limiter
         self._has_turn = False
-        self.waits_since: float | None = None
-        """When it began to wait for a request, or for what comes of a login (a refused one waits
-        long), by the loop's clock; None while it serves one."""
 
     def begin(self, first_bytes: bytes, crowded: bool) -> None:
         """Handle what was read before; ``crowded``: there are too many connections already."""
@@ -237,7 +212,7 @@ class HttpConnection(asyncio.Protocol):
         self.data_received(first_bytes)
 
     def give_way(self) -> None:
-        """It waits for a request, or for what comes of a login, and its place is needed."""
+        """Its place is needed."""
         if self._task is not None:
             self._transport.abort()
         elif self._request_begun:
@@ -246,7 +221,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def _await_request(self) -> None:
-        self.waits_since = self._runtime.loop.time()
+        self._server.rank(self, _WAITING)
         self._watch()
 
     # Callbacks of the transport.
@@ -282,7 +257,6 @@ class HttpConnection(asyncio.Protocol):
         self._server.closed(self)
         self._unwatch()
         self._give_back()
-        self.waits_since = None
         self._writable.set()
         if self._task is not None and self._request is not None and self._request.method != b"POST":
             self._task.cancel()
@@ -332,7 +306,7 @@ class HttpConnection(asyncio.Protocol):
                 self._body += event.data
             elif isinstance(event, h11.EndOfMessage):
                 self._unwatch()
-                self.waits_since = None
+                self._server.rank(self, _SERVED)
                 self._transport.pause_reading()
                 self._task = self._runtime.loop.create_task(self._serve())
 
@@ -374,12 +348,17 @@ class HttpConnection(asyncio.Protocol):
 
     async def _admit(self, request: h11.Request) -> HttpRequest | HttpResponse:
         """A whole request with the session of whoever makes it, or the response that refuses it.
-        Raises InvalidRequest, ThrottlingQuotaExceeded.
+        Raises InvalidRequest, ThrottlingQuotaExceeded, TooManyLogins.
         """
         parsed = self._parse(request)
         if self._handed_over.is_probe and parsed.path not in _ANY_HOST:
             return failure(503, CROWDED)
-        session = await self._log_in(request)
+        try:
+            session = await self._log_in(request)
+        except TooManyLogins:
+            if parsed.path not in _ANY_HOST:
+                raise
+            session = None
         if session is not None:
             parsed.session = self._handed_over.session = session
             parsed.may_change_voters = self._handed_over.may_change_voters
@@ -404,7 +383,7 @@ class HttpConnection(asyncio.Protocol):
     async def _log_in(self, request: h11.Request) -> Session | None:
         """Who makes the request: a user with a password or an access token, or whoever has opened
         the connection; None where that is not enough. Each request says it anew: a proxy may send
-        those of several users on one connection.
+        those of several users on one connection. Raises TooManyLogins.
         """
         listener = self._handed_over.listener
         given = [value for name, value in request.headers if name == b"authorization"]
@@ -412,11 +391,11 @@ class HttpConnection(asyncio.Protocol):
             return self._accepted
         if len(given) != 1:
             return None
-        self.waits_since = self._runtime.loop.time()
+        self._server.rank(self, _WAITING)
         try:
             return await listener.authenticate(self._transport, given[0])
         finally:
-            self.waits_since = None
+            self._server.rank(self, _SERVED)
 
     def _parse(self, request: h11.Request) -> HttpRequest:
         """Raises InvalidRequest."""

@@ -1,14 +1,29 @@
 """A bounded number of places, and in which order they are taken from those who have one.
 
-Pure. Each member has a rank; of a rank the one goes first that has had it longest.
+Pure. Each member has a rank; of a rank the one goes first that has had it longest. Networks (an
+IPv4 address, a /64 of IPv6) have equal shares, a quarter at most: where one has more than its share
+it gives way to those that have less.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
-T = TypeVar("T")
+MIN_SHARES: Final = 4
+"""A network's share is one place of so many, or of as many as there are networks."""
+
+
+class Member(Protocol):
+    """Who has a place."""
+
+    @property
+    def network(self) -> str:
+        """Where it comes from (:func:`kept.cluster.security.addresses.network_of`)."""
+
+
+T = TypeVar("T", bound=Member)
 
 
 class Places(Generic[T]):
@@ -19,6 +34,9 @@ class Places(Generic[T]):
 
     def __len__(self) -> int:
         return sum(map(len, self._by_rank))
+
+    def __contains__(self, member: T) -> bool:
+        return any(member in members for members in self._by_rank)
 
     def of_rank(self, rank: int) -> int:
         """So many have it."""
@@ -52,13 +70,44 @@ class Places(Generic[T]):
                     return member
         return None
 
-    def pop_last(self, rank: int, may_go: Callable[[T], bool] = lambda _: True) -> T | None:
-        """Take the place from the member which ``may_go`` that has had ``rank`` for the shortest
-        time, if any.
-        """
+    def pop_last(self, rank: int) -> T | None:
+        """Take the place from the member that has had ``rank`` for the shortest time, if any."""
         members = self._by_rank[rank]
-        for member in reversed(members):
-            if may_go(member):
-                del members[member]
-                return member
+        return members.popitem()[0] if members else None
+
+    def pop_beyond_share(
+        self,
+        network: str,
+        limit: int,
+        idle: tuple[int, ...],
+        may_go: Callable[[T], bool] = lambda _: True,
+    ) -> T | None:
+        """Take a place for one more member of ``network``, where all ``limit`` are taken.
+
+        Of the ranks ``idle`` one which ``may_go`` gives way to its own network, and to others where
+        its network has more than its share, or theirs less. Where theirs has less, so does the
+        newest of the highest rank of the network that has most, if that is more than its share.
+        """
+        taken = Counter(member.network for member in self.members())
+        share = max(1, limit // max(MIN_SHARES, len(taken.keys() | {network})))
+        has_less = taken[network] < share
+
+        def gives_way(member: T) -> bool:
+            own = member.network == network and not has_less
+            return may_go(member) and (own or taken[member.network] > share)
+
+        other = self.pop_first(idle, gives_way)
+        if other is None and has_less:
+            (greedy, most), *_ = taken.most_common(1)
+            if most > share:
+                other = self._pop_newest(greedy)
+            other = other or self.pop_first(idle, may_go)
+        return other
+
+    def _pop_newest(self, network: str) -> T | None:
+        for members in reversed(self._by_rank):
+            for member in reversed(members):
+                if member.network == network:
+                    del members[member]
+                    return member
         return None

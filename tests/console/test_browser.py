@@ -281,7 +281,7 @@ def test_an_empty_cluster_says_how_to_begin(kept_cluster, chromium):
 
 def test_command_lines_name_the_cluster_at_usual_ports_too(kept_cluster, chromium):
     """Neither what commands take by themselves nor a port that a browser leaves out is left out."""
-    from kept.node.http.server import with_port
+    from kept.node.http.host_header import with_port
     from tests.console import browser
 
     cluster = kept_cluster()

@@ -175,8 +175,33 @@ def test_where_nobody_logs_in_each_address_has_its_share_of_connections() -> Non
     assert not busy("d", "10.0.0.1"), "it has more"
     assert busy("e", "10.0.0.4") and len(house.closed) == 3
     assert busy("f", "10.0.0.4") and len(house.closed) == 4
-    assert not busy("g", "10.0.0.5"), "nobody has more than his share"
     assert house.closed[:2] + sorted(house.closed[2:]) == ["most-4", "most-3", "many-2", "most-2"]
+
+
+def test_the_more_addresses_there_are_the_smaller_is_the_share_of_each() -> None:
+    """Else four of them would keep everybody else out."""
+    house = House(8, calls=20, secured=False)
+
+    def busy(name: str, host: str) -> bool:
+        caller = house.enter(name, host=host)
+        return caller is not None and house.callers.begin(caller) is not None
+
+    assert all(busy(f"{number}-{again}", f"10.0.0.{number}") for again in "ab" for number in "1234")
+    assert busy("5", "10.0.0.5") and len(house.closed) == 1 and house.closed[0].endswith("b")
+    assert not busy("6", "10.0.0.5"), "it has its share"
+    assert all(busy(str(number), f"10.0.0.{number}") for number in (6, 7, 8))
+    assert sorted(house.closed) == ["1-b", "2-b", "3-b", "4-b"]
+    assert not busy("9", "10.0.0.9"), "nobody has more than one"
+
+
+def test_addresses_of_one_network_of_ipv6_have_one_share() -> None:
+    house = House(8, calls=20, secured=False)
+    for number in range(8):
+        house.callers.begin(house.stay(f"many-{number}", host=f"2001:db8::{number}"))
+    for number in range(2):
+        house.callers.begin(house.stay(f"new-{number}", host="10.0.0.1"))
+    assert house.closed == ["many-7", "many-6"]
+    assert house.enter("more", host="2001:db8::abcd") is None
 
 
 def test_an_address_beyond_its_share_takes_nothing_of_that_of_others() -> None:
@@ -427,6 +452,26 @@ async def test_a_call_that_waits_gives_way_before_the_connection_that_does_not_r
     assert not house.closed and work.done()
     with pytest.raises(Evicted):
         work.result()
+
+
+@run
+async def test_whoever_keeps_responses_on_their_way_gives_way_to_another_address() -> None:
+    """One that has just come spares its connection, and with it all that are not taken: an address
+    could hold every call so, with one new call a second.
+    """
+    house = House(9, calls=4, secured=False)
+    greedy = house.stay("greedy", host="10.0.0.1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callers, "TAKE_S", 0)
+        for _ in range(3):
+            await return_from(house, begun(house, greedy))
+        await turn()
+        patch.setattr(callers, "TAKE_S", 60)
+        await return_from(house, begun(house, greedy))
+    assert house.callers.begin(house.stay("own", host="10.0.0.1")) is None
+    assert not house.closed
+    assert house.callers.begin(house.stay("other", host="10.0.0.2")) is not None
+    assert house.closed == ["greedy"]
 
 
 @run

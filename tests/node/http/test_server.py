@@ -15,8 +15,9 @@ import pytest
 from kept.client.security.jaas import PLAIN_MODULE
 from kept.node.admin.views.cluster_view import ClusterView
 from kept.node.http import json_results, lazy_server
+from kept.node.http.host_header import host_is_known, with_port
 from kept.node.http.messages import status_of
-from kept.node.http.server import MAX_HEAD_BYTES, _is_held, host_is_known, with_port
+from kept.node.http.server import MAX_HEAD_BYTES, _is_held
 from kept.node.internode.controller_rpc import PeerHttpRequest
 from kept.node.kafka.listener import PROBE_CONNECTIONS
 from kept.storage import errors
@@ -480,8 +481,37 @@ def test_connections_that_wait_make_room(lone_node):
     assert end.startswith(b"HTTP/1.1 503 ")
 
 
-async def _once(lone, path="/healthz"):
-    reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+def test_streams_of_one_address_leave_room_for_others(lone_node):
+    """Also where they do not end: of an address that has more than its share the newest goes."""
+    lone = lone_node(kept_http_max_connections="8", kept_console_max_streams="100")
+    event = GET.format("/api/v1/events").encode()
+
+    async def stream(host):
+        far = (host, 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port, local_addr=far)
+        writer.write(event)
+        head = await reader.readuntil(b"\r\n\r\n")
+        return head.split()[1], reader, writer
+
+    async def ask():
+        many = [await stream("127.0.0.2") for _ in range(8)]
+        beyond = await stream("127.0.0.2")
+        few = [await stream("127.0.0.3") for _ in range(3)]
+        ends = [await one[1].read() for one in many[6:]]
+        statuses = [status for status, *_ in (*many, beyond, *few)]
+        other = await _once(lone, "/metrics", "127.0.0.4")
+        for *_, writer in (*many, beyond, *few):
+            writer.close()
+        return statuses, len(ends), other
+
+    statuses, ended, other = lone.run(asyncio.wait_for(ask(), 60))
+    assert statuses == 8 * [b"200"] + [b"503"] + 2 * [b"200"] + [b"503"]
+    assert ended == 2 and other.startswith(b"HTTP/1.1 200 ")
+
+
+async def _once(lone, path="/healthz", host="127.0.0.1"):
+    far = (host, 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", lone.port, local_addr=far)
     writer.write(GET.format(path).encode())
     answer = await reader.readuntil(b"\r\n\r\n")
     writer.close()

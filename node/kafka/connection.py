@@ -11,7 +11,7 @@ Limits: a frame may be ``socket.request.max.bytes``; beyond
 ``kept.connection.inflight.max.bytes`` of responses that the client does not take, no further
 request is served, those that were read already included. What its buffer holds beyond
 :data:`BASE_BUFFER_BYTES` and unsent responses draw on the node's :class:`MemoryBudget`, by the
-account of the peer's address; requests that wait draw on one of their own, since those that they
+account of the peer's network; requests that wait draw on one of their own, since those that they
 wait for must come in meanwhile. While that is used up, no further request of a connection is served
 behind one that waits, and none of more than :data:`SMALL_FRAME_BYTES`, but for those of nodes.
 Anything that is not a request closes the connection with one line.
@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.wire import skip_tags
+from kept.cluster.security.addresses import network_of
 from kept.node.coordinator.transactions.connections import ConnectionOrdinals
 from kept.node.kafka import api
 from kept.node.kafka.codec import parse_run
@@ -255,7 +256,7 @@ class Connection(asyncio.BufferedProtocol):
         self._start = 0
         self._end = 0
         self.account = self.context.budget
-        """What this peer's address may hold of the node's budget."""
+        """What this peer's network may hold of the node's budget."""
         self.waiting_account = self.context.waiting
         """The same of what its waiting requests hold."""
         self._reserved_bytes = 0
@@ -298,8 +299,9 @@ class Connection(asyncio.BufferedProtocol):
             transport.abort()  # type: ignore[attr-defined]
             return
         self.last_active = self.context.runtime.loop.time()
-        self.account = self.context.budget.account(self.host)
-        self.waiting_account = self.context.waiting.account(self.host)
+        network = network_of(self.host)
+        self.account = self.context.budget.account(network)
+        self.waiting_account = self.context.waiting.account(network)
         shared: dict[str, Any] = {
             "runtime": self.context.runtime,
             "table": self.context.table,

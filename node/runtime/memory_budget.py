@@ -1,7 +1,7 @@
 """Bytes in flight, of one node: what requests and responses may hold in memory together.
 
 Every connection draws on it for request bytes beyond its small base buffer and for response bytes
-that its peer has not taken yet, through the :meth:`~MemoryBudget.account` of its address, which may
+that its peer has not taken yet, through the :meth:`~MemoryBudget.account` of its network, which may
 hold a part of the whole. A connection that finds either of them empty stops reading until bytes
 come back.
 
@@ -59,13 +59,15 @@ class MemoryBudget:
         self._refused_by: MemoryBudget | None = None
         self._accounts: WeakValueDictionary[str, MemoryBudget] = WeakValueDictionary()
 
-    def account(self, address: str) -> MemoryBudget:
-        """What one address may draw; kept while somebody uses it."""
-        account = self._accounts.get(address)
+    def account(self, network: str) -> MemoryBudget:
+        """What one network may draw (:func:`kept.cluster.security.addresses.network_of`); kept
+        while somebody uses it.
+        """
+        account = self._accounts.get(network)
         if account is None:
             limit = self.account_limit_bytes
             account = MemoryBudget(self.limit_bytes if limit is None else limit, parent=self)
-            self._accounts[address] = account
+            self._accounts[network] = account
         return account
 
     def resize(self, limit_bytes: int, account_limit_bytes: int) -> None:

@@ -21,6 +21,7 @@ from kept.node.kafka.handlers.records.produce import ProduceHandler
 from kept.node.runtime.memory_budget import BudgetShare
 from kept.node.runtime.time_slices import LOOP_BYTES
 from kept.node.security.client_usage import UNMETERED
+from kept.node.security.session import Session
 from kept.storage.records import build_batch, check
 from kept.storage.records.header import HEADER_BYTES
 from kept.storage.types import Codec, TopicPartition
@@ -519,3 +520,22 @@ async def test_a_reader_that_is_given_up_gives_back(lone):
     inflating.release(inflating.limit_bytes)
     await until(lambda: not inflating.used_bytes)
     gateway.close()
+
+
+def test_addresses_of_one_network_of_ipv6_have_one_account(lone: Any) -> None:
+    listener = lone.node.parts.listeners[0]
+
+    async def go() -> None:
+        sockets = [
+            await listener.connect_here(Session("User:ada", host, listener.name))
+            for host in ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1")
+        ]
+        await until(lambda: len(listener.connections) == 3)
+        for accounts in zip(
+            *((one.account, one.waiting_account) for one in listener.connections), strict=True
+        ):
+            assert accounts[0] is accounts[1] is not accounts[2]
+        for sock in sockets:
+            sock.close()
+
+    lone.run(go())

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 
 import pytest
@@ -9,11 +10,14 @@ from click.testing import CliRunner
 
 from kept.cli.commands.serve import serve
 from kept.node import process
+from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka_import import adopt
 from kept.node.metadata import preflight
 from kept.node.node import Node
 from kept.node.process import out_of_reach
+from kept.node.security.session import Session
+from tests.support.loops import until
 
 HERE = {"listeners": "PLAINTEXT://localhost:9092"}
 EVERYWHERE = {"listeners": "PLAINTEXT://:9092", "advertised.listeners": "PLAINTEXT://k:9092"}
@@ -160,6 +164,39 @@ def test_a_node_looks_at_its_replicas_while_no_log_is_made(lone, monkeypatch):
         task.cancel()
 
     lone.run(asyncio.wait_for(watched(), 60))
+
+
+def test_a_signal_opens_the_audit_log_anew(monkeypatch, tmp_path):
+    """As logrotate sends it, once it has renamed the file."""
+    path, real = tmp_path / "audit.log", Node.warmed_up
+
+    async def warmed_up(node: Node) -> None:
+        await real(node)
+
+        def is_written() -> bool:
+            node.parts.audit.changed(Session(), "create_topics", ("t",))
+            return path.exists()
+
+        await until(is_written)
+        path.rename(tmp_path / "audit.log.1")
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(is_written)
+        node.parts.shutdown.requested.set()
+
+    monkeypatch.setattr(Node, "warmed_up", warmed_up)
+    monkeypatch.setattr(process, "raise_file_limit", lambda: None)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        settings = {
+            "kept.audit": "all",
+            "kept.audit.path": str(path),
+            "authorizer.class.name": STANDARD_AUTHORIZER,
+            "super.users": "User:admin",
+        }
+        config = NodeConfig.load(None, settings, {}, port=0, data_dir=str(tmp_path / "data"))
+        assert asyncio.run(asyncio.wait_for(process.serve(config), 60)) == ""
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_collection_of_new_objects_is_short():

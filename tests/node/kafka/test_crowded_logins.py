@@ -17,7 +17,7 @@ from kept.node.proto import broker_pb2
 from kept.node.security import password_checks
 from tests.support.credentials import credential
 from tests.support.grpc_calls import basic, call
-from tests.support.sasl_peer import AUTHENTICATE, HANDSHAKE, Peer
+from tests.support.raw_client import AUTHENTICATE, HANDSHAKE, RawClient
 
 # isort: split
 import grpc
@@ -75,7 +75,7 @@ def test_a_kafka_client_is_closed_without_an_answer(
     crowded.crowd()
 
     async def attempt() -> bool:
-        async with Peer(crowded.lone) as peer:
+        async with await RawClient.connect(crowded.lone.port) as peer:
             await peer.ask(HANDSHAKE, version, mechanism="PLAIN")
             if version:
                 peer.send(AUTHENTICATE, 2, auth_bytes=TOKEN)
@@ -91,7 +91,7 @@ def test_a_kafka_client_is_closed_without_an_answer(
     crowded.empty()
 
     async def again() -> Any:
-        async with Peer(crowded.lone) as peer:
+        async with await RawClient.connect(crowded.lone.port) as peer:
             return await peer.login(PlainClient("ada", "pencil"), "PLAIN")
 
     assert crowded.lone.run(again()).error_code.name == "none"
@@ -103,7 +103,7 @@ def test_a_client_that_logs_in_again_is_closed_without_an_answer(
     crowded = site(connections_max_reauth_ms="3600000")
 
     async def attempt() -> bool:
-        async with Peer(crowded.lone) as peer:
+        async with await RawClient.connect(crowded.lone.port) as peer:
             await peer.login(PlainClient("ada", "pencil"), "PLAIN")
             crowded.crowd()
             await peer.ask(HANDSHAKE, 1, mechanism="PLAIN")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import quantiles
 from typing import Any

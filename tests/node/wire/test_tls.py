@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import struct
@@ -110,6 +111,15 @@ def test_kafka_http_and_grpc_over_one_port(site: Site) -> None:
         stub = health_pb2_grpc.HealthStub(channel)
         answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=30)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_metrics_tell_when_the_certificate_expires(site: Site) -> None:
+    with site.connect() as sock:
+        sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        text = b"".join(iter(lambda: sock.recv(65_536), b"")).decode()
+    (left,) = re.findall(r'^kept_tls_certificate_expiry_seconds{listener="SSL"} (.+)$', text, re.M)
+    assert 0 < float(left) < 20 * 366 * 86_400
+    assert 'kept_tls_reload_failed{listener="SSL"} 0' in text
 
 
 def kafka_again(sock: socket.socket) -> bool:

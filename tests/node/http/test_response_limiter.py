@@ -88,7 +88,7 @@ def test_who_takes_nothing_of_an_answer_that_needs_no_turn_is_left_alone(counted
         metrics = await connect(lone.port, GET.format("/metrics").encode())
         await until(lambda: lone.node.parts.http._server)
         connections = lone.node.parts.http._server._connections
-        await until(lambda: any(not one._writable.is_set() for one in connections))
+        await until(lambda: any(not one._writable.is_set() for one in connections.members()))
         silent = [await connect(lone.port) for _ in range(2)]
         await until(lambda: len(begun) == 2)
         reader, writer = await asyncio.open_connection("127.0.0.1", lone.port, limit=1 << 24)

@@ -21,7 +21,6 @@ import asyncio
 import errno
 import socket
 from collections.abc import Callable, Mapping
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.security.oauthbearer import MECHANISM as OAUTHBEARER
@@ -40,7 +39,7 @@ from kept.node.runtime.logging import log
 from kept.node.security.logins import parse_basic
 from kept.node.security.password_checks import TooManyLogins
 from kept.node.security.sasl_authenticator import AccessTokenChecked
-from kept.node.security.session import ALLOW_ALL, Session, node_session
+from kept.node.security.session import ALLOW_ALL, Session, may_change_voters, node_session
 from kept.storage.errors import ConfigurationError, InvalidRequest, SaslAuthenticationFailed
 
 if TYPE_CHECKING:
@@ -592,18 +591,3 @@ class Listener:
                 connection.abort()
             elif connection.last_active < now - 10:
                 connection.shrink()
-
-
-def may_change_voters(between_nodes: bool, session: Session) -> bool:
-    """Whether a request may change who votes on the metadata: through the listener between nodes,
-    from this machine, or from whoever logged in where ACLs say who may alter the cluster.
-
-    Whoever takes votes away can end the cluster for good, and a node without an authorizer lets
-    everybody do everything; so it is not for all who reach a client's listener.
-    """
-    if between_nodes or (session.principal != ANONYMOUS and not session.is_unrestricted):
-        return True
-    try:
-        return ip_address(session.host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kept.cluster.security.acls import ANONYMOUS, OPERATIONS, AclOperation, AclResourceType
@@ -218,3 +219,18 @@ ALL_OPERATIONS: Final = {
     kind: sum(1 << operation for operation in operations) for kind, operations in OPERATIONS.items()
 }
 DENY_ALL: Final = DenyAll()
+
+
+def may_change_voters(between_nodes: bool, session: Session) -> bool:
+    """Whether a request may change who votes on the metadata: through the listener between nodes,
+    from this machine, or from whoever logged in where ACLs say who may alter the cluster.
+
+    Whoever takes votes away can end the cluster for good, and a node without an authorizer lets
+    everybody do everything; so it is not for all who reach a client's listener.
+    """
+    if between_nodes or (session.principal != ANONYMOUS and not session.is_unrestricted):
+        return True
+    try:
+        return ip_address(session.host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -14,11 +14,11 @@ from kept.cluster.security.acls import ANONYMOUS
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka import listener
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
-from kept.node.kafka.listener import PROBE_CONNECTIONS, HandedOver, Listener, may_change_voters
+from kept.node.kafka.listener import PROBE_CONNECTIONS, HandedOver, Listener
 from kept.node.parts import NodeParts
 from kept.node.runtime.connection_quota import ConnectionQuota
 from kept.node.security.sasl_authenticator import AccessTokenChecked
-from kept.node.security.session import ALLOW_ALL, Session
+from kept.node.security.session import ALLOW_ALL, Session, may_change_voters
 from kept.storage.errors import ConfigurationError
 from tests.support.given import Given
 from tests.support.loops import run, turns

@@ -25,7 +25,7 @@ from kept.node.controller.quorum_reconfiguration import (
 )
 from kept.node.internode.controller_rpc import ChangeVotersRequest
 from kept.node.kafka.error_responses import outcome
-from kept.node.kafka.listener import may_change_voters
+from kept.node.security.session import may_change_voters
 from kept.storage.errors import (
     DuplicateVoter,
     InconsistentClusterId,

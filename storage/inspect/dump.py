@@ -97,7 +97,9 @@ def entries(
         else:
             raise ValueError(
                 f"{path}: not a file of a data directory; expected *.log, *.index, *.timeindex, "
-                "*.txnindex, *.snapshot, a checkpoint, *.metadata, manifest-*, removals-*"
+                "*.txnindex, *.snapshot, a checkpoint, partition.metadata, meta.properties, "
+                "manifest-*, removals-*, or of the metadata metadata.wal, snapshot-*, hard-state, "
+                "identity, replica-history, log-directories or owner"
             )
     except DamagedData as error:
         yield damage(error)

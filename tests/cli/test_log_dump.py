@@ -255,6 +255,7 @@ def test_a_file_of_somebody_else_is_refused(offline, tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     said = offline("log", "dump", tmp_path / "notes.txt", status=1).err
     assert "not a file of a data directory; expected *.log" in said
+    assert all(name in said for name in ("partition.metadata", "metadata.wal", "snapshot-*"))
     assert "no such file" in offline("log", "dump", tmp_path / "none.log", status=1).err
 
 

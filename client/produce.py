@@ -239,7 +239,7 @@ def _produce_call(
 
 
 def _what(tp: TopicPartition) -> str:
-    return f"Produce to {tp}"
+    return f"Produce to {tp.place}"
 
 
 def _refusal(tp: TopicPartition, response: Any) -> KeptError | None:

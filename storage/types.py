@@ -37,13 +37,18 @@ def decimal_number(text: str) -> int | None:
 
 
 class TopicPartition(NamedTuple):
-    """A partition by name. On disk its directory is ``topic-partition``."""
+    """A partition by name. Log lines have Kafka's ``topic-partition``, as directories are named."""
 
     topic: str
     partition: int
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+    @property
+    def place(self) -> str:
+        """``topic:partition``, as commands take it: what answers to people name it."""
+        return f"{self.topic}:{self.partition}"
 
 
 class Codec(IntEnum):

@@ -210,7 +210,7 @@ def _outcome(tp: TopicPartition, what: str, result: Any, not_needed: int) -> Out
     code = int(result.error_code)
     if code == not_needed:
         return Outcome(tp, None, needed=False)
-    return Outcome(tp, failure(code, f"{what} of {tp}", result.error_message))
+    return Outcome(tp, failure(code, f"{what} of {tp.place}", result.error_message))
 
 
 def reassign(

@@ -346,7 +346,7 @@ def _commit_errors(group: str, response: Any) -> dict[TopicPartition, KeptError]
     for topic in response.topics:
         for p in topic.partitions:
             tp = TopicPartition(str(topic.name), int(p.partition_index))
-            error = failure(int(p.error_code), f"OffsetCommit of {group}: {tp}")
+            error = failure(int(p.error_code), f"OffsetCommit of {group}: {tp.place}")
             if error is not None:
                 left = int(p.error_code) in NOT_A_MEMBER
                 errors[tp] = NotAMember(str(error)) if left else error
@@ -373,12 +373,13 @@ def delete_offsets(
             repeatable=False,
         )
     ]
-    return {
-        TopicPartition(str(topic.name), int(p.partition_index)): error
+    given = {
+        TopicPartition(str(topic.name), int(p.partition_index)): int(p.error_code)
         for topic in response.topics
         for p in topic.partitions
-        if (error := failure(int(p.error_code), what)) is not None
     }
+    errors = {tp: failure(code, f"{what}: {tp.place}") for tp, code in given.items()}
+    return {tp: error for tp, error in errors.items() if error is not None}
 
 
 def _by_topic(items: Iterable[tuple[TopicPartition, Any]]) -> dict[str, list[Any]]:

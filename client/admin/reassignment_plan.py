@@ -61,7 +61,7 @@ def away_from(
             if not free:
                 others = "each other node has one already" if stay else "there is no other node"
                 raise InvalidReplicaAssignment(
-                    f"the replica of {tp.topic}:{tp.partition} on node {node_id} has nowhere to "
+                    f"the replica of {tp.place} on node {node_id} has nowhere to "
                     f"go: {others}; add a node, or move leaders alone with --leaders"
                 )
             taken = {racks.get(n) for n in replicas if n not in node_ids}

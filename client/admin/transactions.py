@@ -162,7 +162,7 @@ def open_transactions(partitions: Iterable[TopicPartition]) -> Operation[list[Op
             ApiKey.DESCRIBE_PRODUCERS,
             {"topics": [{"name": tp.topic, "partition_indexes": (tp.partition,)}]},
             ToLeader(*tp),
-            what=f"DescribeProducers of {tp}",
+            what=f"DescribeProducers of {tp.place}",
             check=_check_producers,
         )
         for tp in asked
@@ -222,10 +222,10 @@ def abort_transaction(tp: TopicPartition, start_offset: int) -> Operation[OpenTr
     if opened is None:
         known = ", ".join(str(one.start_offset) for one in found)
         raise TransactionNotOpen(
-            f"no transaction is open in {tp.topic}:{tp.partition} since offset {start_offset}; "
+            f"no transaction is open in {tp.place} since offset {start_offset}; "
             + (f"open since: {known}" if known else "none is open there")
         )
-    what = f"WriteTxnMarkers of {tp}"
+    what = f"WriteTxnMarkers of {tp.place}"
 
     def check(response: Any) -> KeptError | None:
         return failure(int(response.markers[0].topics[0].partitions[0].error_code), what)

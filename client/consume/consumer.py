@@ -218,12 +218,12 @@ class Consumer:
             return position
         to = start if self.reset == EARLIEST and position < start else end
         if self.client.on_wait is not None:
-            why = f"offset {position} of {tp} is not in its log any more; reading on from {to}"
-            self.client.on_wait(OffsetOutOfRange(why))
+            gone = f"offset {position} of {tp.place} is not in its log any more"
+            self.client.on_wait(OffsetOutOfRange(f"{gone}; reading on from {to}"))
         return to
 
     def _why_missing(self, tp: TopicPartition) -> KeptError:
-        what = f"Fetch of {tp}"
+        what = f"Fetch of {tp.place}"
         if self.client.view.leader(*tp) is None:
             return why_no_leader(self.client.view, tp, what)
         return RetriableBrokerError(f"{what}: the answer lacks it")

@@ -145,8 +145,8 @@ def _fetch_call(
 
 
 def partition_list(tps: Sequence[TopicPartition]) -> str:
-    """Partitions as a message names them: ``orders-0, orders-1, orders-2 and more``."""
-    return f"{', '.join(map(str, tps[:3]))}{' and more' if len(tps) > 3 else ''}"
+    """Partitions as a message names them: ``orders:0, orders:1, orders:2 and more``."""
+    return f"{', '.join(tp.place for tp in tps[:3])}{' and more' if len(tps) > 3 else ''}"
 
 
 def _fetch_values(
@@ -193,7 +193,7 @@ def _fetched(view: ClusterMetadata, response: Any) -> list[Fetched]:
             out.append(
                 Fetched(
                     tp,
-                    failure(int(partition.error_code), f"Fetch of {tp}"),
+                    failure(int(partition.error_code), f"Fetch of {tp.place}"),
                     bytes(partition.records or b""),
                     int(partition.high_watermark),
                     int(getattr(partition, "last_stable_offset", -1)),

@@ -98,7 +98,7 @@ class _Query:
         }
         by_partition = []
         for tp in tps:
-            what, partition = f"{self.name} of {tp}", there.get(tp)
+            what, partition = f"{self.name} of {tp.place}", there.get(tp)
             error: KeptError | None = RetriableBrokerError(f"{what}: the answer lacks it")
             if partition is not None:
                 error = failure(int(partition.error_code), what)

@@ -108,7 +108,8 @@ class RangeReader:
             yield Chunk(fetched.records, hidden)
             if self.position <= before:
                 raise CorruptMessage(
-                    f"Fetch of {self.tp} at offset {before}: the answer has nothing at or after it"
+                    f"Fetch of {self.tp.place} at offset {before}: the answer has nothing at or "
+                    "after it"
                 )
             since = time.monotonic()
 
@@ -181,7 +182,7 @@ class RangeReader:
             return False
         cut, last = max(end, self._start), self.position - 1
         why = f"a leader without them was elected, and has others from offset {end} on"
-        self._report_loss(f"{self.tp}: offsets {cut} to {last} are lost: {why}")
+        self._report_loss(f"{self.tp.place}: offsets {cut} to {last} are lost: {why}")
         self.position = cut
         return True
 
@@ -202,13 +203,13 @@ class RangeReader:
         if 0 <= fetched.last_stable_offset < min(self.end, fetched.high_watermark):
             why += f", from offset {fetched.last_stable_offset} on a transaction is still open"
         raise RequestTimedOut(
-            f"Fetch of {self.tp} at offset {self.position}: no batch within {waited:.3g} s "
+            f"Fetch of {self.tp.place} at offset {self.position}: no batch within {waited:.3g} s "
             f"(the range ends at {self.end}, {why})"
         )
 
     def _lose(self, go_on_at: int, why: str) -> None:
         last = min(go_on_at, self.end) - 1
-        self._report_loss(f"{self.tp}: offsets {self.position} to {last} are lost: {why}")
+        self._report_loss(f"{self.tp.place}: offsets {self.position} to {last} are lost: {why}")
         self.position = go_on_at
 
     def _report_loss(self, text: str) -> None:

@@ -30,6 +30,7 @@ _TYPES: Final[Mapping[int, tuple[str, str, str, Mapping[str, str]]]] = {
             "Fetch": _READ,
             "OffsetCommit": _READ,
             "TxnOffsetCommit": _READ,
+            "OffsetDelete": _READ,
             "DescribeProducers": _READ,
             "CreateTopics": "create",
             "DeleteTopics": _DELETE,
@@ -80,32 +81,20 @@ _TYPES: Final[Mapping[int, tuple[str, str, str, Mapping[str, str]]]] = {
 """Error code -> its resource in a sentence and in a rule, the operation that most APIs ask there,
 and that of others.
 """
-_BY_PARTITION: Final = frozenset(
-    (
-        "Produce",
-        "Fetch",
-        "ListOffsets",
-        "OffsetForLeaderEpoch",
-        "OffsetCommit",
-        "DescribeProducers",
-        "WriteTxnMarkers",
-    )
-)
-"""APIs that are told by partitions: ``Fetch of orders-0``."""
 _WHAT: Final = re.compile(r"(?P<api>\w+)(?: (?:of|to|for) (?P<names>.*))?", re.S)
-_PARTITION: Final = re.compile(r"(.+)-\d+")
+_PARTITION: Final = re.compile(r"([^:]+):\d+")
 
 
 class NotAuthorized(PeerError):
     """A principal may not do something; ``principal`` is "" where only the server knows it."""
 
     def __init__(self, code: int, name: str, what: str, principal: str = "") -> None:
-        """``name`` of the error code; ``what`` was asked: ``Fetch of orders-0``."""
+        """``name`` of the error code; ``what`` was asked: ``Fetch of orders:0``."""
         self.code, self.name, self.what, self.principal = code, name, what, principal
         said, in_rule, usual, others = _TYPES[code]
         found = _WHAT.match(what)
         api, names = (found["api"], found["names"] or "") if found else ("", "")
-        operation, resource = others.get(api, usual), _resource(code, api, names)
+        operation, resource = others.get(api, usual), _resource(code, names)
         who = principal or "this client"
         by = principal or "User:NAME"
         on = f"{said} {resource}".rstrip()
@@ -131,11 +120,11 @@ def is_about_authorization(code: int) -> bool:
     return code in _TYPES
 
 
-def _resource(code: int, api: str, names: str) -> str:
+def _resource(code: int, names: str) -> str:
     """The name of the resource among those that a request is told by; "" for the cluster."""
     if code == CLUSTER or not names:
         return ""
     group, colon, rest = names.partition(": ")
     first = (rest if colon and code == TOPIC else group).partition(", ")[0]
-    partition = _PARTITION.fullmatch(first) if code == TOPIC and api in _BY_PARTITION else None
+    partition = _PARTITION.fullmatch(first) if code == TOPIC else None
     return partition[1] if partition else first

@@ -52,7 +52,7 @@ def why_no_leader(view: ClusterMetadata, tp: TopicPartition, what: str) -> KeptE
     failed = [n for n in partition.offline_replicas if n not in away]
     if failed and len(failed) == len(partition.replicas):
         return KafkaStorageError(
-            f"{what}: {tp} has no leader: it is offline on {_nodes(failed)}, its only "
+            f"{what}: {tp.place} has no leader: it is offline on {_nodes(failed)}, its only "
             f"{'replica' if len(failed) == 1 else 'replicas'}"
         )
     states = [
@@ -63,7 +63,7 @@ def why_no_leader(view: ClusterMetadata, tp: TopicPartition, what: str) -> KeptE
     if partition.isr and set(partition.isr) != set(partition.replicas):
         states.append(f"in sync: {_nodes(partition.isr)}")
     said = f": {'; '.join(states)}" if states else ""
-    return NotLeaderOrFollower(f"{what}: {tp} has no leader now{said}")
+    return NotLeaderOrFollower(f"{what}: {tp.place} has no leader now{said}")
 
 
 def _nodes(ids: Collection[int]) -> str:

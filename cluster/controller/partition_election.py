@@ -230,10 +230,10 @@ def elect_preferred(image: Image, topic: str, partition: int) -> list[MetadataRe
     state = _state(image, topic, partition)
     preferred = state.replicas[0]
     if state.leader == preferred:
-        raise ElectionNotNeeded(f"{topic}-{partition} is led by its preferred replica")
+        raise ElectionNotNeeded(f"{topic}:{partition} is led by its preferred replica")
     if not _electable(image, state, preferred):
         raise PreferredLeaderNotAvailable(
-            f"{topic}-{partition}: replica {preferred} is not alive and in the ISR {state.isr}"
+            f"{topic}:{partition}: replica {preferred} is not alive and in the ISR {state.isr}"
         )
     record = changed(state, leader=preferred)
     return [] if record is None else [record]
@@ -284,7 +284,7 @@ def elect_unclean(
     """
     state = _state(image, topic, partition)
     if state.leader != NO_LEADER:
-        raise ElectionNotNeeded(f"{topic}-{partition} has leader {state.leader}")
+        raise ElectionNotNeeded(f"{topic}:{partition} has leader {state.leader}")
     leader = leader_of(image, state)
     if leader != NO_LEADER:
         record = _led(image, state, leader)
@@ -292,7 +292,7 @@ def elect_unclean(
         record = _unclean(image, state, logs or {})
     if record is None:
         raise EligibleLeadersNotAvailable(
-            f"{topic}-{partition}: none of the replicas {state.replicas} is alive"
+            f"{topic}:{partition}: none of the replicas {state.replicas} is alive"
         )
     return [record]
 
@@ -456,5 +456,5 @@ def _check_eligible(image: Image, broker_id: int, broker_epoch: int) -> None:
 def _state(image: Image, topic: str, partition: int) -> PartitionRecord:
     state = image.partition(topic, partition)
     if state is None:
-        raise UnknownTopicOrPartition(f"no partition {topic}-{partition}")
+        raise UnknownTopicOrPartition(f"no partition {topic}:{partition}")
     return state

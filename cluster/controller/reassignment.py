@@ -57,7 +57,7 @@ def reassign(
     """
     state = image.partition(topic, partition)
     if state is None:
-        raise UnknownTopicOrPartition(f"no partition {topic}-{partition}")
+        raise UnknownTopicOrPartition(f"no partition {topic}:{partition}")
     if replicas is None:
         return _cancel(image, topic, state)
     target = tuple(replicas)
@@ -84,7 +84,7 @@ def reassign(
 def _cancel(image: Image, topic: str, state: PartitionRecord) -> list[MetadataRecord]:
     """Back to the replicas before. An ISR of added ones only cannot be left: the data is theirs."""
     if not state.reassigning:
-        raise NoReassignmentInProgress(f"{topic}-{state.partition} is not being reassigned")
+        raise NoReassignmentInProgress(f"{topic}:{state.partition} is not being reassigned")
     replicas = tuple(b for b in state.replicas if b not in state.adding)
     after = replace(
         state,
@@ -103,7 +103,7 @@ def _step(
     needed = candidates(state) if state.leader == NO_LEADER else ()
     if not after.isr or not set(needed) <= set(after.replicas):
         raise InvalidReplicaAssignment(
-            f"{topic}-{state.partition}: replicas that would go may be the only ones to have what "
+            f"{topic}:{state.partition}: replicas that would go may be the only ones to have what "
             f"is acknowledged (ISR {list(state.isr)}); wait until it has a leader and others are "
             "in sync"
         )

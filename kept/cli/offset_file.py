@@ -41,7 +41,8 @@ def parse_offsets(content: bytes) -> list[FileOffset]:
         offset = _offset(place, entry)
         key = offset.group, offset.topic_partition
         if key in places:
-            raise ValueError(f"{place} names {offset.topic_partition} again, after {places[key]}")
+            again = offset.topic_partition.place
+            raise ValueError(f"{place} names {again} again, after {places[key]}")
         places[key] = place
         offsets.append(offset)
     if not offsets:

@@ -167,7 +167,7 @@ def explained(bootstrap: Bootstrap, topic: str) -> Iterator[None]:
     try:
         yield
     except (KafkaStorageError, NotLeaderOrFollower) as error:
-        reasons = _reasons(bootstrap, topic, set(str(error).replace(":", " ").split()))
+        reasons = _reasons(bootstrap, topic, {w.rstrip(":") for w in str(error).split()})
         if not reasons:
             raise
         raise Failure("; ".join([str(error), *reasons])) from error
@@ -182,7 +182,7 @@ def _reasons(bootstrap: Bootstrap, topic: str, named: set[str]) -> list[str]:
         for number, api in each_node(bootstrap, ANSWER_S).items():
             for partition in api.get(f"topics/{topic}", segments=0)["partitions"]:
                 concerned = (
-                    f"{topic}-{partition['partition']}" in named and number in partition["replicas"]
+                    f"{topic}:{partition['partition']}" in named and number in partition["replicas"]
                 )
                 if partition["offline"] and concerned:
                     reasons[f"node {number}: {partition['offline']}"] = None

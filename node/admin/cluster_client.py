@@ -215,7 +215,7 @@ class ClusterClient:
         leader = self.metadata.image.topics[route.topic].partitions[route.partition].leader
         if leader < 0:
             raise NotLeaderOrFollower(
-                f"{route.topic}-{route.partition} has no leader now: its replicas are not available"
+                f"{route.topic}:{route.partition} has no leader now: its replicas are not available"
             )
         return leader
 

@@ -90,14 +90,14 @@ class LeaderRouter:
         if here or leader == self.lookup.node_id or no_leader_but_here:
             return None
         if leader < 0:
-            raise InvalidRequest(f"{tp} has no leader now: its replicas are not available")
+            raise InvalidRequest(f"{tp.place} has no leader now: its replicas are not available")
         wanted = {"topic": tp.topic, "partition": str(tp.partition), **(query or {})}
         call = self.peer_http.post if post else self.peer_http.get
         try:
             answer: dict[str, Any] = await call(leader, path, wanted, timeout_s)
         except RetriableError as error:
             raise NetworkException(
-                f"{tp} is led by node {leader}, which was asked: {error.told}"
+                f"{tp.place} is led by node {leader}, which was asked: {error.told}"
             ) from error
         return answer
 

@@ -96,7 +96,7 @@ class Readiness:
         if self._awaited:
             partition = min(self._awaited)
             topic = image.topics_by_id[partition.topic_id]
-            where = TopicPartition(topic.name, partition.partition)
+            where = TopicPartition(topic.name, partition.partition).place
             if len(self._awaited) == 1:
                 return f"1 replica is not in its ISR yet: {where}"
             return f"{len(self._awaited)} replicas are not in their ISR yet, such as {where}"
@@ -174,13 +174,13 @@ class NodeHealth:
 
     def left_closed(self) -> list[str]:
         """Partitions whose replicas here were left closed for want of open files."""
-        return sorted(map(str, self.replicas.left_closed))
+        return [tp.place for tp in sorted(self.replicas.left_closed)]
 
     def offline_replicas(self) -> list[str]:
         """Partitions whose replicas here an error took offline, or did not let open, until the node
         is started again, though their disk works.
         """
-        return [str(tp) for tp in sorted(self.table.failed) if self._is_here(tp)]
+        return [tp.place for tp in sorted(self.table.failed) if self._is_here(tp)]
 
     def _is_here(self, tp: TopicPartition) -> bool:
         record = self.metadata.image.partition(tp.topic, tp.partition)

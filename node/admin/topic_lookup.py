@@ -75,7 +75,7 @@ class TopicLookup:
         if tp in self.table.partitions:
             return None
         if self.identity.node_id not in record.replicas:
-            return None if record.leader >= 0 else f"{tp} has no leader"
+            return None if record.leader >= 0 else f"{tp.place} has no leader"
         try:
             self.table.partition(tp)
         except KeptError as error:

@@ -17,7 +17,7 @@ from kept.cli.shell import Failure
 from kept.client.json_api import HttpFailed
 
 REASON = "t: check of generation 3.7: offset 9: it must survive, and is not in the output"
-QUIET = "t-0 is not uncleanable: there is nothing to try again"
+QUIET = "t:0 is not uncleanable: there is nothing to try again"
 
 
 def stands(node: int, *, leads: bool, state: str = "idle", reason: str = "clean") -> dict[str, Any]:

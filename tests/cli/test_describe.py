@@ -17,7 +17,7 @@ def test_a_leader_that_does_not_know_yet_is_not_called_silent(capsys):
         number: PartitionMetadata(number, leader, 1, (1, 2), (1, 2))
         for number, leader in ((0, 1), (1, 2))
     }
-    not_yet = failure(OFFSET_NOT_AVAILABLE, "ListOffsets of t-0")
+    not_yet = failure(OFFSET_NOT_AVAILABLE, "ListOffsets of t:0")
     standings = {
         0: Standing(0, None, 5, not_yet),
         1: Standing(None, None, None, NoResponse("no answer within 3 s")),
@@ -35,5 +35,5 @@ def test_a_leader_that_does_not_know_yet_is_not_called_silent(capsys):
     assert [p["high_watermark"] for p in described["partitions"]] == [None, None]
     assert [p["log_start_offset"] for p in described["partitions"]] == [0, None]
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("kept: ListOffsets of t-0: OFFSET_NOT_AVAILABLE")
+    assert first.startswith("kept: ListOffsets of t:0: OFFSET_NOT_AVAILABLE")
     assert second.startswith("kept: node 2 does not answer;")

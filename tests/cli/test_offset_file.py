@@ -56,7 +56,7 @@ def test_what_kafkas_tool_exports_is_read() -> None:
         (b"users,1\n", "line 1 has 2 fields"),
         (b"users,0,1\ng,users,1,1\n", "line 2 has 4 fields"),
         (b",0,1\n", "line 1: '' is no topic"),
-        (b"users,0,1\nusers,0,2\n", "line 2 names users-0 again, after line 1"),
+        (b"users,0,1\nusers,0,2\n", "line 2 names users:0 again, after line 1"),
         (b'"users,0,1\n', "line 1 is no CSV"),
         (b"[" * 100_000, "its JSON is nested too deeply"),
         (b"users,0,1\nus\xffers,1,1\n", "line 2 is not UTF-8"),

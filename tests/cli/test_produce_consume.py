@@ -137,7 +137,7 @@ def test_an_offset_that_is_not_there_is_said(kept, kept_broker):
     part = ("consume", topic, "--partition", 0, "--value-only")
     ran = kept(*part, "--offset", 11, "--until-end", status=1)
     assert ran.out == ""
-    assert f"offset 11 is above the end of {topic}-0, which is 10" in ran.err
+    assert f"offset 11 is above the end of {topic}:0, which is 10" in ran.err
     at_the_end = kept(*part, "--offset", 10, "--until-end")
     assert (at_the_end.out, at_the_end.err) == ("", "")
 
@@ -162,7 +162,7 @@ def test_an_offset_that_is_not_there_is_said(kept, kept_broker):
         )
     ran = kept(*part, "--offset", 2, "--until-end")
     assert ran.lines[0] == "5"
-    assert f"offset 2 is below the log start of {topic}-0; reading from 5 on" in ran.err
+    assert f"offset 2 is below the log start of {topic}:0; reading from 5 on" in ran.err
 
 
 def test_a_table_says_what_would_mislead(kept, kept_broker):

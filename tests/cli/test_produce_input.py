@@ -119,7 +119,7 @@ def test_a_line_that_is_too_large_is_named(kept, kept_broker):
     small, large = "small\n" * 300, "x" * 20_000
     lines = f"{small}{large}\n{small}"
     ran = kept("produce", topic, stdin=lines, status=1)
-    assert ran.err.startswith(f"kept: line 301: Produce to {topic}-0: MESSAGE_TOO_LARGE (")
+    assert ran.err.startswith(f"kept: line 301: Produce to {topic}:0: MESSAGE_TOO_LARGE (")
     said = "(lines 1 to 300 are written, lines 301 to 601 are not; go on with line 301: tail -n"
     assert said in ran.err
     assert len(records(kept_broker, topic)) == 300
@@ -135,7 +135,7 @@ def test_a_line_that_is_too_large_among_partitions(kept, kept_broker):
     sizes = [(0, 9), (1, 9), (0, 20_000), (1, 9), (0, 9), (1, 9)]
     rows = "".join(f'{{"value": "{"x" * size}", "partition": {p}}}\n' for p, size in sizes)
     ran = kept("produce", topic, "--json", stdin=rows, status=1)
-    assert ran.err.startswith(f"kept: line 3: Produce to {topic}-0: MESSAGE_TOO_LARGE (")
+    assert ran.err.startswith(f"kept: line 3: Produce to {topic}:0: MESSAGE_TOO_LARGE (")
     assert ran.err.endswith(
         "(lines 1 to 6 are written, except 3 and 5; go on with these, then with line 7)\n"
     )

@@ -47,11 +47,11 @@ def test_where_nobody_is_the_other_names_are_not_tried(capfd):
 def test_where_one_node_of_a_cluster_refuses_the_other_names_are_tried(capfd):
     def action(name: str) -> str:
         if name == "b":
-            raise ConnectionRefused("node-2:9092: Fetch of b-0: connection refused")
+            raise ConnectionRefused("node-2:9092: Fetch of b:0: connection refused")
         return f"did {name}"
 
     assert for_each(["a", "b", "c"], action) == 1
-    said = "kept: b: node-2:9092: Fetch of b-0: connection refused\n"
+    said = "kept: b: node-2:9092: Fetch of b:0: connection refused\n"
     assert capfd.readouterr() == ("did a\ndid c\n", said)
 
 

@@ -167,7 +167,7 @@ def test_what_is_offline_is_shown_without_waiting():
             ("consume", "t", "--group", "new", "--from-beginning"),
         ):
             said = kept(*command, stdin="c\n", status=1).err
-            assert "t-1 has no leader: it is offline on node 0, its only replica; node 0: " in said
+            assert "t:1 has no leader: it is offline on node 0, its only replica; node 0: " in said
             assert "partition.metadata: damaged at byte 0" in said
         kept("produce", "t", "--partition", 0, stdin="c\n")
         read = ("consume", "t", "--partition", 0, "--until-end", "--value-only")

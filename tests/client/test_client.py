@@ -244,7 +244,7 @@ def test_offsets_by_time(client, topic):
 
 
 def test_what_is_refused_says_why(client, topic):
-    with pytest.raises(errors.InvalidRecord, match=f"Produce to {topic}-0"):
+    with pytest.raises(errors.InvalidRecord, match=f"Produce to {topic}:0"):
         client.produce(topic, [OutRecord(None, b"no key", partition=0)])
     with pytest.raises(errors.UnknownTopicOrPartition, match="no partition 9"):
         client.produce(topic, [OutRecord(b"k", b"v", partition=9)])

@@ -138,7 +138,7 @@ def test_a_record_that_is_too_large_is_named_and_what_comes_after_it_is_not_writ
     leader = Leader(3, 400)
     sent = [*rows(9, 9, 500, 9, 9), *rows(9, 9, partition=1), *rows(9, 900, 9, partition=2)]
     producer = IdempotentProducer(7, 0)
-    with pytest.raises(RecordTooLarge, match="Produce to t-0: MESSAGE_TOO_LARGE") as raised:
+    with pytest.raises(RecordTooLarge, match="Produce to t:0: MESSAGE_TOO_LARGE") as raised:
         leader.produce("t", sent, producer=producer)
     assert raised.value.unwritten == [2, 3, 4, 8, 9]
     for partition, count in ((0, 2), (1, 2), (2, 1)):
@@ -197,7 +197,7 @@ def test_a_refusal_beside_another_partition_leaves_open_what_is_written():
 def test_what_leaves_open_whether_a_part_is_written(kind):
     """A connection that is lost in the middle of a split, say."""
     leader, sent = Leader(1, 1200), rows(*[90] * 40)
-    leader.fails = {sent[33].value or b"": kind("n:1: Produce to t-0: it broke")}
+    leader.fails = {sent[33].value or b"": kind("n:1: Produce to t:0: it broke")}
     with pytest.raises(kind, match="it broke") as raised:
         leader.produce("t", sent)
     told = unwritten(raised.value)

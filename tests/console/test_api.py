@@ -236,7 +236,7 @@ def say_the_same_everywhere(cluster, topic, leaders):
             why = given(cluster, "compaction/why-missing", i, **there, offset=99, key="k1")
             assert (why["fate"], why["winner"]["offset"]) == ("never written", 7)
             status, said = ask(cluster, "compaction/retry", i, body=there)
-            assert status == 400 and said.startswith(f"{topic}-{partition} is not uncleanable")
+            assert status == 400 and said.startswith(f"{topic}:{partition} is not uncleanable")
 
 
 @pytest.mark.slow
@@ -291,7 +291,7 @@ def test_any_node_answers_for_all(kept_cluster):
     cluster.kill(leader)
     (orphan,) = (partition for partition, node in at.items() if node == leader)
     status, said = ask(cluster, "records/key", other, topic=alone, partition=orphan, key="k1")
-    assert (status == 503 and f"{alone}-{orphan} is led by node {leader}" in said) or (
+    assert (status == 503 and f"{alone}:{orphan} is led by node {leader}" in said) or (
         status == 400 and "no leader now" in said
     )
     _, done = ask(cluster, "compaction/now", other, body={"topic": alone, "wait": True})

@@ -115,7 +115,7 @@ def test_offsets_to_begin_at(kept_broker, rpc, client):
     assert read(offset=10) == read(offset=-1) == []
     code, why = rpc.refusal(CONSUME, topic=topic, offset=3)
     assert code is Code.OUT_OF_RANGE
-    assert f"{topic}-0 has no offset 3" in why and "begins at 4" in why
+    assert f"{topic}:0 has no offset 3" in why and "begins at 4" in why
     code, why = rpc.refusal(CONSUME, topic=topic, offset=11)
     assert code is Code.OUT_OF_RANGE and "its next one is 10" in why
     code, why = rpc.refusal(CONSUME, topic=topic, offset=-3)

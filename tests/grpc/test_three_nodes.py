@@ -146,7 +146,7 @@ def test_too_few_replicas_are_told(trio, topic, wait_until):
             "broker.Broker/Produce", topic=topic, payload=b"w", timeout=5
         )
         # The deadline is the client's too, which has no reason to give if it is first.
-        return f"{topic}-0" in why if code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED) else None
+        return f"{topic}:0" in why if code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED) else None
 
     wait_until(refused, "a refusal that names the partition")
     for n in others:

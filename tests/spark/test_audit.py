@@ -202,7 +202,7 @@ def test_a_look_is_made_again_when_the_topic_moved_under_it(
 
     monkeypatch.setattr(audits, "PAUSE_S", 0)
     said = [
-        "kept.client.consume.range_reader.OffsetsLost: t-0: offsets 0 to 4 are lost: "
+        "kept.client.consume.range_reader.OffsetsLost: t:0: offsets 0 to 4 are lost: "
         "the log starts at 5 now",
         "kept.pipeline.options.BadOption: replica: t-0 is not in sync on node 2",
     ]

@@ -185,5 +185,5 @@ VALUES = {
 
 
 def offsets(world, **kwargs):
-    given = {"values": VALUES, "route": ToLeader("t", 0), "what": "ListOffsets of t-0"} | kwargs
+    given = {"values": VALUES, "route": ToLeader("t", 0), "what": "ListOffsets of t:0"} | kwargs
     return world.call(**given)

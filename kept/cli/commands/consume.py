@@ -317,12 +317,12 @@ def _compare(client: Client, tp: TopicPartition, offset: int, *, to_end: bool) -
     """Warn when the first offset is not there to be read."""
     start, end = client.bounds(tp.topic, [tp.partition])[tp.partition]
     if offset > end:
-        complaint = f"offset {offset} is above the end of {tp}, which is {end}"
+        complaint = f"offset {offset} is above the end of {tp.place}, which is {end}"
         if to_end:
             raise Failure(f"{complaint}: there is nothing to read up to it")
         echo(f"kept: {complaint}; waiting for records from the end on", err=True)
     elif offset < start:
-        complaint = f"offset {offset} is below the log start of {tp}"
+        complaint = f"offset {offset} is below the log start of {tp.place}"
         echo(f"kept: {complaint}; reading from {start} on", err=True)
 
 

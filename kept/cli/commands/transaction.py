@@ -181,7 +181,7 @@ def abort(*, place: tuple[str, int], start_offset: int, bootstrap: Bootstrap) ->
     with open_client(bootstrap) as client:
         (tp,) = named_partitions(client, [place])
         opened = client.run(transactions.abort_transaction(tp, start_offset))
-    echo(f"aborted the transaction of producer {opened.producer_id} in {tp.topic}:{tp.partition}")
+    echo(f"aborted the transaction of producer {opened.producer_id} in {tp.place}")
 
 
 @transaction.command(epilog=examples("kept transaction fence payments"))

@@ -313,7 +313,7 @@ class ClusterActions:
         for tp in tps:
             if tp not in found.offsets:
                 why = next(iter(found.errors.values()), "it has no leader now")
-                raise NotLeaderOrFollower(f"the offsets of {tp} are not known: {why}")
+                raise NotLeaderOrFollower(f"the offsets of {tp.place} are not known: {why}")
         return found.offsets
 
     # Brokers.

@@ -45,7 +45,9 @@ class LeaderElection:
             client.close()
         for of_partition in outcomes:
             if not of_partition.needed:
-                raise ElectionNotNeeded(f"ElectLeaders of {tp}: its preferred replica leads it")
+                raise ElectionNotNeeded(
+                    f"ElectLeaders of {tp.place}: its preferred replica leads it"
+                )
             if of_partition.error is not None:
                 raise of_partition.error
         return Elected(*tp, elected=True)

@@ -217,7 +217,7 @@ class CompactionAdmin:
         if remote is not None:
             return Remote(remote)
         if not self.view.retry(tp):
-            raise InvalidRequest(f"{tp} is not uncleanable: there is nothing to try again")
+            raise InvalidRequest(f"{tp.place} is not uncleanable: there is nothing to try again")
         return Retrying(*tp, retrying=True)
 
 

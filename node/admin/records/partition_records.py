@@ -207,8 +207,8 @@ class Reader:
         except OffsetOutOfRange as error:
             start, end = await self.offset_at(EARLIEST), await self.offset_at(LATEST)
             raise OffsetOutOfRange(
-                f"{self.tp} has no offset {self.position} now: it begins at {start} and its next "
-                f"one is {end}; {EARLIEST} begins with the first record there is"
+                f"{self.tp.place} has no offset {self.position} now: it begins at {start} and its "
+                f"next one is {end}; {EARLIEST} begins with the first record there is"
             ) from error
         self.usage.consumed(len(fetched.records))
         self._check_topic()

@@ -313,7 +313,7 @@ class _Search:
         topic = self.readers.metadata.image.topics.get(tp.topic)
         leader = -1 if topic is None else topic.partitions[tp.partition].leader
         if leader < 0:
-            return f"{tp} has no leader now: its replicas are not available"
+            return f"{tp.place} has no leader now: its replicas are not available"
         why = next((one.errors[leader] for one in asked if leader in one.errors), None)
         of_leader = f"its leader, node {leader}, does not say what it has"
         return of_leader if why is None else f"{of_leader}: {why}"

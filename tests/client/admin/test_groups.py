@@ -132,7 +132,7 @@ def test_what_is_not_committed_is_told_by_partition():
     with pytest.raises(StopIteration) as end:
         operation.send([committed(0, 29)])
     assert list(end.value.value) == [t1]
-    assert "OffsetCommit of g: t-1: TOPIC_AUTHORIZATION_FAILED" in str(end.value.value[t1])
+    assert "OffsetCommit of g: t:1: TOPIC_AUTHORIZATION_FAILED" in str(end.value.value[t1])
 
 
 def member_of_classic_group(member_id: str, assignment: bytes) -> dict[str, Any]:

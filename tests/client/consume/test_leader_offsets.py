@@ -138,26 +138,26 @@ def test_a_request_goes_again_as_a_whole_when_it_brought_nothing():
     codes = {TopicPartition("t", 0): UNKNOWN_TOPIC, TopicPartition("t", 1): NOT_LEADER}
     error = call.check(answer(call, codes))
     assert str(error) == (
-        "ListOffsets of t-0: UNKNOWN_TOPIC_OR_PARTITION (no such topic or partition)"
+        "ListOffsets of t:0: UNKNOWN_TOPIC_OR_PARTITION (no such topic or partition)"
     )
     lacking = call.check(answer(call, dict.fromkeys(codes, -1)))
-    assert str(lacking) == "ListOffsets of t-0: the answer lacks it"
+    assert str(lacking) == "ListOffsets of t:0: the answer lacks it"
 
 
 def test_an_error_that_no_other_try_mends_names_its_partition():
     (call,) = next(list_offsets(view(t={0: 0, 1: 0, 2: 0}), partitions("t", 0, 1, 2)))
     codes = {TopicPartition("t", 0): NOT_LEADER, TopicPartition("t", 2): NOT_AUTHORIZED}
     error = call.check(answer(call, codes))
-    assert isinstance(error, NotAuthorized) and str(error).startswith("ListOffsets of t-2: ")
+    assert isinstance(error, NotAuthorized) and str(error).startswith("ListOffsets of t:2: ")
 
 
 def test_partitions_whose_leader_is_not_known_are_asked_about_by_topic():
     calls = next(list_offsets(view(t={0: -1, 1: 0}), partitions("t", 1, 0) + partitions("u", 3, 4)))
     routes = [ToLeader("t", 1), ToLeader("t", 0), ToLeader("u", 3)]
     assert [call.route for call in calls] == routes
-    assert calls[2].name == "ListOffsets of u-3, u-4"
+    assert calls[2].name == "ListOffsets of u:3, u:4"
     (many,) = next(list_offsets(ClusterMetadata(), partitions("t", *range(9))))
-    assert many.name == "ListOffsets of t-0, t-1, t-2 and more"
+    assert many.name == "ListOffsets of t:0, t:1, t:2 and more"
 
 
 def test_nothing_is_asked_about_nothing():
@@ -210,10 +210,10 @@ def test_two_hundred_partitions_of_three_nodes_while_leaders_go(kept_cluster):
 def test_a_partition_that_is_not_there_is_named_beside_others(kept_broker):
     with kept_broker.client() as client:
         name = kept_broker.create_topic(partitions=2)
-        with pytest.raises(KeptError, match=f"ListOffsets of {name}-7: .*no partition 7"):
+        with pytest.raises(KeptError, match=f"ListOffsets of {name}:7: .*no partition 7"):
             client.list_offsets(dict.fromkeys(partitions(name, 0, 7, 1), LATEST))
         client.metadata([name])
-        with pytest.raises(KeptError, match=f"ListOffsets of {name}-7: .*no partition 7"):
+        with pytest.raises(KeptError, match=f"ListOffsets of {name}:7: .*no partition 7"):
             client.list_offsets(dict.fromkeys(partitions(name, 0, 1, 7), LATEST))
 
 

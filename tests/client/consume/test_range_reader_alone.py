@@ -121,7 +121,7 @@ def follow(client: CutBack, start: int = 0, *, fails: bool = True) -> tuple[list
 
 
 def test_a_log_that_was_cut_back_below_the_reader_is_a_loss_though_it_has_grown_again():
-    why = "t-0: offsets 2 to 3 are lost: a leader without them was elected, and has others from off"
+    why = "t:0: offsets 2 to 3 are lost: a leader without them was elected, and has others from off"
     with pytest.raises(OffsetsLost, match=why):
         follow(CutBack(2))
     found, lost = follow(CutBack(2), fails=False)

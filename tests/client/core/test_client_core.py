@@ -48,7 +48,7 @@ BEAT = {"group_id": "g", "generation_id": 1, "member_id": "m"}
 
 
 def code_of_first_partition(response):
-    return failure(int(response.topics[0].partitions[0].error_code), "ListOffsets of t-0")
+    return failure(int(response.topics[0].partitions[0].error_code), "ListOffsets of t:0")
 
 
 def test_a_call_finds_the_leader_and_both_sides_newest_version():
@@ -81,7 +81,7 @@ def test_an_old_broker_is_asked_for_its_versions_again():
 def test_an_api_that_the_broker_lacks_is_named():
     world = World(served={ApiKey.LIST_OFFSETS: ()})
     with pytest.raises(
-        UnsupportedVersion, match=r"a:1: ListOffsets of t-0: .*not serve ListOffsets"
+        UnsupportedVersion, match=r"a:1: ListOffsets of t:0: .*not serve ListOffsets"
     ):
         world.result(offsets(world))
 
@@ -128,7 +128,7 @@ def test_an_error_that_lasts_is_the_one_reported():
     }
     call = offsets(world, check=code_of_first_partition, timeout_ms=5000)
     world.run()
-    with pytest.raises(NotLeaderOrFollower, match="ListOffsets of t-0: NOT_LEADER_OR_FOLLOWER"):
+    with pytest.raises(NotLeaderOrFollower, match="ListOffsets of t:0: NOT_LEADER_OR_FOLLOWER"):
         world.result(call)
     assert world.now == 6000
     assert 4 < len(world.sent_to(ApiKey.LIST_OFFSETS)) < 20  # with growing pauses
@@ -139,7 +139,7 @@ def test_a_topic_that_is_not_there_is_said_soon():
     world.topic_error = 3
     call = offsets(world)
     world.run()
-    with pytest.raises(UnknownTopicOrPartition, match="ListOffsets of t-0"):
+    with pytest.raises(UnknownTopicOrPartition, match="ListOffsets of t:0"):
         world.result(call)
     assert world.now <= 1000 + UNKNOWN_TOPIC_GRACE_MS
 
@@ -170,7 +170,7 @@ def test_an_offline_partition_is_said_soon(nodes, patience_ms):
     world.replicas = {"replica_nodes": [0], "isr_nodes": [0], "offline_replicas": [0]}
     call = offsets(world)
     world.run()
-    with pytest.raises(KafkaStorageError, match=r"t-0 has no leader: it is offline on node 0, its"):
+    with pytest.raises(KafkaStorageError, match=r"t:0 has no leader: it is offline on node 0, its"):
         world.result(call)
     assert world.now - 1000 <= patience_ms + 1000
     assert len(world.waited) == (patience_ms == LINGERING_MS)
@@ -185,7 +185,7 @@ def test_an_election_is_waited_for_and_told_of():
     (waited,) = world.waited
     assert waited.call is call
     assert str(waited.why) == (
-        "ListOffsets of t-0: t-0 has no leader now: node 7 is away; node 1 is offline; "
+        "ListOffsets of t:0: t:0 has no leader now: node 7 is away; node 1 is offline; "
         "in sync: nodes 7, 1"
     )
     world.leader = 1
@@ -261,7 +261,7 @@ def test_nobody_at_any_bootstrap_address_is_said_at_once():
     world.down = {A, B}
     call = offsets(world)
     world.run()
-    both = r"ListOffsets of t-0: no node answers: a:1: connection refused; b:2: connection refused$"
+    both = r"ListOffsets of t:0: no node answers: a:1: connection refused; b:2: connection refused$"
     with pytest.raises(NoNodeAnswers, match=both):
         world.result(call)
     assert world.now < 2000
@@ -311,7 +311,7 @@ def test_silence_ends_at_the_deadline_and_a_late_answer_is_ignored():
     world.answers[ApiKey.LIST_OFFSETS] = answer
     call = offsets(world, timeout_ms=2000)
     world.run(until_ms=20_000)
-    with pytest.raises(NoResponse, match="a:1: ListOffsets of t-0: no answer within 2 s"):
+    with pytest.raises(NoResponse, match="a:1: ListOffsets of t:0: no answer within 2 s"):
         world.result(call)
     correlation = max(c for n in world.core._connections.values() for c in n.in_flight)
     frame = encode_response(ApiKey.LIST_OFFSETS, late[0], correlation, world.default(2, 0, A, None))
@@ -327,7 +327,7 @@ def test_silence_after_a_refusal_tells_the_refusal_too():
     world.answers[ApiKey.LIST_OFFSETS] = lambda *_: answers.pop() if answers else None
     call = offsets(world, timeout_ms=2000, check=code_of_first_partition)
     world.run(until_ms=20_000)
-    said = "no answer within 2 s; before that: ListOffsets of t-0: "
+    said = "no answer within 2 s; before that: ListOffsets of t:0: "
     with pytest.raises(NoResponse, match=said):
         world.result(call)
 

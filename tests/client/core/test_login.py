@@ -84,7 +84,7 @@ def test_who_is_not_believed_is_told_at_once_and_nothing_is_tried_again():
     call = offsets(world)
     with pytest.raises(
         AuthenticationFailed,
-        match=r"a:1: ListOffsets of t-0: ada was not believed by SASL SCRAM-SHA-256: no$",
+        match=r"a:1: ListOffsets of t:0: ada was not believed by SASL SCRAM-SHA-256: no$",
     ):
         world.result(call)
     assert not world.connections and world.logins == [1000]

@@ -51,7 +51,7 @@ def unready(readiness: Readiness, image: Image, **offline: str) -> str | None:
 
 def test_a_replica_that_catches_up_makes_it_ready_for_good(image):
     readiness = Readiness(1)
-    assert unready(readiness, image) == "1 replica is not in its ISR yet: t-1"
+    assert unready(readiness, image) == "1 replica is not in its ISR yet: t:1"
     caught_up = after(image, partition(1, isr=(2, 1), epoch=1))
     assert unready(readiness, caught_up) is None
     behind = after(caught_up, partition(0, isr=(2,), epoch=1))
@@ -63,7 +63,7 @@ def test_a_replica_that_catches_up_makes_it_ready_for_good(image):
 def test_a_replica_that_an_error_took_offline_is_not_waited_for(image):
     readiness = Readiness(1)
     failed = {TopicPartition("t", 1)}
-    assert unready(readiness, image) == "1 replica is not in its ISR yet: t-1"
+    assert unready(readiness, image) == "1 replica is not in its ISR yet: t:1"
     assert readiness.unready(image, EPOCHS[1], {}, failed=failed) is None
     assert Readiness(1).unready(image, EPOCHS[1], {}, failed=failed) is None
 

@@ -316,7 +316,7 @@ def test_with_the_cleaner_off(lone_node):
             "/api/v1/compaction/retry",
             {"topic": "t", "partition": 0},
             400,
-            "t-0 is not uncleanable",
+            "t:0 is not uncleanable",
         ),
     ],
 )

@@ -698,7 +698,7 @@ def test_a_replica_is_told_of_by_its_directory_once_that_is_offline(
     lone = lone_node(log_dirs=dirs)
     parts, health = lone.node.parts, lone.node.parts.admin.health
     one, two = parts.table.directories
-    assert health.offline_replicas() == ["t-0", "t-1"] and health.left_closed() == ["t-2", "t-3"]
+    assert health.offline_replicas() == ["t:0", "t:1"] and health.left_closed() == ["t:2", "t:3"]
     lost = {number for number in range(4) if os.path.exists(f"{one.name}/t-{number}")}
     assert len(lost) == 2, "one of each"
 
@@ -706,8 +706,8 @@ def test_a_replica_is_told_of_by_its_directory_once_that_is_offline(
         parts.replicas.log_lifecycle._failures.fail(one, EIO)
 
     play(lone, scene)
-    assert health.offline_replicas() == [f"t-{n}" for n in range(2) if n not in lost]
-    assert health.left_closed() == [f"t-{n}" for n in range(2, 4) if n not in lost]
+    assert health.offline_replicas() == [f"t:{n}" for n in range(2) if n not in lost]
+    assert health.left_closed() == [f"t:{n}" for n in range(2, 4) if n not in lost]
     for number in lost:
         with pytest.raises(KafkaStorageError, match="its log directory is offline"):
             parts.table.partition(TopicPartition("t", number))
@@ -731,7 +731,7 @@ def test_a_replica_whose_log_an_error_does_not_let_open_is_told_of(
     monkeypatch.setattr(Log, "open", open_log)
     lone = lone_node(**settings)
     parts, health = lone.node.parts, lone.node.parts.admin.health
-    assert health.offline_replicas() == ["t-1"]
+    assert health.offline_replicas() == ["t:1"]
     assert health.unready() is None and not parts.replicas.left_closed
     assert parts.table.partition(TopicPartition("t", 0)).is_leader
 
@@ -745,7 +745,7 @@ def test_a_replica_whose_log_an_error_does_not_let_open_is_told_of(
         await move(5)
         assert health.offline_replicas() == []
         await move(0, 5)
-        assert health.offline_replicas() == ["t-1"], "its log is still not open"
+        assert health.offline_replicas() == ["t:1"], "its log is still not open"
         with pytest.raises(KafkaStorageError):
             parts.table.partition(TopicPartition("t", 1))
         await move(5)

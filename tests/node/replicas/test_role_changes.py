@@ -50,10 +50,10 @@ def test_a_bug_at_one_partition_takes_that_one_offline(
     assert 'event="partition offline"' in capsys.readouterr().err
     health = lone.node.parts.admin.health
     assert health.unready() is None, "the other partitions are served"
-    assert health.offline_replicas() == ["broken-0"]
+    assert health.offline_replicas() == ["broken:0"]
     status, _, body = lone.http("GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert status == 200
-    assert b"replica offline until this node is started again: broken-0\n" in body
+    assert b"replica offline until this node is started again: broken:0\n" in body
     metrics = lone.http("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")[2]
     assert b"kept_offline_partitions 1.0\n" in metrics
     topic_id = lone.node.parts.metadata.image.topics[BROKEN.topic].topic_id

@@ -344,7 +344,7 @@ def test_a_log_that_is_there_twice_is_neither_opened_nor_removed(lone_node, tmp_
     parts = lone_node(**settings).node.parts
     topic = parts.table.by_name[b"t"]
     assert set(topic.partitions) == {1 - twice.partition}
-    assert parts.admin.health.offline_replicas() == [str(twice)]
+    assert parts.admin.health.offline_replicas() == [twice.place]
     said = f"several times: {first}/t-{twice.partition}, {second}/t-{twice.partition}; move all but"
     assert said in capfd.readouterr().err
     told = topic.offline[twice.partition]

@@ -100,7 +100,7 @@ def test_the_preferred_replica_leads(several, version):
     assert (state(several, "t").leader, state(several, "t").leader_epoch) == (1, epoch + 1)
     assert state(several, "t", 2).leader == 0
     refused = answer.replica_election_results[0].partition_result[2]
-    assert refused.error_message == "t-2: replica 2 is not alive and in the ISR (0,)"
+    assert refused.error_message == "t:2: replica 2 is not alive and in the ISR (0,)"
 
 
 def test_all_partitions_that_need_it(several):
@@ -201,7 +201,7 @@ def test_a_move_begins_and_is_cancelled(several, version):
     assert moving(several, {"t": (1,)}) == {}
     _, results = move(several, {"t": [(0, None), (1, None)]}, version)
     assert results["t", 0] == ("none", None)
-    assert results["t", 1] == ("no_reassignment_in_progress", "t-1 is not being reassigned")
+    assert results["t", 1] == ("no_reassignment_in_progress", "t:1 is not being reassigned")
     assert moving(several) == {}
     assert set(state(several, "t").replicas) == {0, 1}
 

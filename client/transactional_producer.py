@@ -196,7 +196,7 @@ class TransactionalProducer:
         }
 
     def _add_call(self, topic: str, partitions: list[int]) -> Call:
-        what = f"AddPartitionsToTxn of {self.transactional_id}"
+        what = f"AddPartitionsToTxn of {self.transactional_id}: {topic}"
         topics = [{"name": topic, "partitions": partitions}]
         values = {**self._producer(), "topics": topics}
         old = {f"v3_and_below_{name}": value for name, value in values.items()}

@@ -59,6 +59,34 @@ def test_a_user_may_do_what_an_administrator_was_told_to_allow(secured, capfdbin
     assert not capfdbinary.readouterr().err
 
 
+def test_each_refusal_of_a_command_names_the_right_that_is_lacking(secured, capfd, tmp_path):
+    """What is about a partition, and told with a group or a transactional id, names its topic."""
+    topic = f"{secured.create_topic()}-1"
+    where = ("--bootstrap", secured.bootstrap, "--command-config")
+    as_admin, as_bob = (
+        (*where, secured.command_config(user, "PLAIN")) for user in ("admin", "bob")
+    )
+    (tmp_path / "value").write_text("v")
+    assert run(["topic", "create", topic, *as_admin]) == 0
+    assert run(["group", "reset-offsets", "g", "--topic", topic, "--to", "0", *as_admin]) == 0
+    given = {
+        "produce": [topic, "--transactional-id", "bank", "--file", str(tmp_path / "value")],
+        "topic": ["delete-records", topic, "--before", "1"],
+        "group": ["delete-offsets", "g", topic],
+    }
+    capfd.readouterr()
+    allowed: dict[str, list[str]] = {name: [] for name in given}
+    for name, arguments in given.items():
+        while run([name, *arguments, *as_bob]):
+            (rule,) = re.findall(r"kept (acl add User:bob .*?)\)", capfd.readouterr().err)
+            assert rule.split(" ", 3)[3] not in allowed[name], "it was allowed, and did not help"
+            allowed[name].append(rule.split(" ", 3)[3])
+            assert run([*rule.split(), *as_admin]) == 0
+    assert allowed["produce"][-1] == f"write topic:{topic}"
+    assert allowed["topic"][-1] == f"delete topic:{topic}"
+    assert allowed["group"][-1] == f"read topic:{topic}"
+
+
 def test_commands_say_who_may_not_do_what(secured, capfdbinary):
     topic = secured.create_topic()
     where = ("--bootstrap", secured.bootstrap, "--command-config", secured.command_config("bob"))

@@ -298,7 +298,8 @@ def _commit(
 ) -> dict[TopicPartition, KeptError]:
     """Commit; what was refused, by partition."""
     offsets = {change.topic_partition: change.after for change in changes}
-    return client.run(commit_each(name, offsets, client.timeout_ms))
+    failed = client.run(commit_each(name, offsets, client.timeout_ms))
+    return {tp: client.named(error) for tp, error in failed.items()}
 
 
 def _some(things: Iterable[object]) -> str:
@@ -366,12 +367,12 @@ def delete_group_offsets(
                 near = "" if topic in topics else did_you_mean(topic, topics)
                 place = topic if number is None else f"{topic}:{number}"
                 raise Failure(f"group {name} has no committed offset of {place}{near}")
-            chosen.update({f"{tp.topic}:{tp.partition}": tp for tp in its})
+            chosen.update({tp.place: tp for tp in its})
         failed = client.run(delete_offsets(name, chosen.values()))
 
         def told(place: str) -> str:
             if (error := failed.get(chosen[place])) is not None:
-                raise error
+                raise client.named(error)
             return f"deleted the offset of {place}: it was {committed[chosen[place]]}"
 
         return for_each(list(chosen), told)

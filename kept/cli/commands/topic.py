@@ -378,16 +378,15 @@ def delete_records(
         wanted = offsets_at(client, tps, before, IsolationLevel.READ_UNCOMMITTED)
         for tp, offset in wanted.items():
             if offset > ends[tp].offset:
-                place = f"{tp.topic}:{tp.partition}"
-                raise Failure(f"--before {offset}: {place} ends at {ends[tp].offset}")
+                raise Failure(f"--before {offset}: {tp.place} ends at {ends[tp].offset}")
         moved = {tp: offset for tp, offset in wanted.items() if offset > starts[tp].offset}
         results = client.delete_records(moved) if moved and not dry_run else {}
     rows: dict[str, dict[str, Any]] = {}
     errors: dict[str, KeptError] = {}
     for tp in tps:
-        place, result = f"{tp.topic}:{tp.partition}", results.get(tp)
+        place, result = tp.place, results.get(tp)
         if isinstance(result, KeptError):
-            errors[place] = result
+            errors[place] = client.named(result)
             continue
         start = starts[tp].offset
         rows[place] = {

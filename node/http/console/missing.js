@@ -46,6 +46,13 @@ export async function missing(view, name, error) {
     const names = await KNOWN[view.kind]().catch(() => []);
     const meant = near(name, names);
     const route = (other) => link(hash(view.kind, other), other);
+    if (names.includes(name)) { // it is there: what is not is within it, as a partition
+      return [
+        make("h1", {}, "This cannot be shown"),
+        make("p", { class: "bad" }, error.message),
+        quiet(route(name)),
+      ];
+    }
     return [
       make("h1", {}, `There is no ${KINDS[view.kind]} ${name}`),
       meant.length

@@ -22,8 +22,8 @@ function row(topic) {
     topic.replication_factor,
     bytes(topic.size_bytes),
     topic.cleanup_policy.join(", ") || "–",
-    trouble.length ? [trouble.join(", "), "bad"] : ["in sync", "good"],
-    link(hash("records", topic.name), "records"),
+    trouble.length ? [trouble.join(", "), "bad"] : ["in sync", "good short"],
+    [link(hash("records", topic.name), "records"), "short"],
   ];
 }
 

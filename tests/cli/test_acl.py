@@ -48,40 +48,23 @@ def from_the_first_acl_to_none(kept: Kept) -> None:
     rows = kept("acl", "list", "--json").json
     assert len(rows) == 4, "what is there is not created twice"
     assert {
-        "permission": "deny", "principal": "User:eve", "operation": "all",
-        "resource": "topic:ord", "pattern": "prefixed", "host": "10.0.0.1",
-    } in rows  # fmt: skip
+        "permission": "deny",
+        "principal": "User:eve",
+        "operation": "all",
+        "resource": "topic:ord",
+        "pattern": "prefixed",
+        "host": "10.0.0.1",
+    } in rows
     decide = kept("acl", "list", "--resource", "topic:orders", "--json").json
     assert [row["principal"] for row in decide] == ["User:eve", "User:ada", "User:ada"]
     assert kept("acl", "list", "--resource", "topic:other", "--json").json == []
     assert kept("acl", "list", "--principal", "User:*").lines[1].split()[:4] == [
-        "allow", "User:*", "describe", "cluster",
-    ]  # fmt: skip
-
-    def checks(*asked: str, status: int = 0) -> list[str]:
-        ran = kept("acl", "check", *asked, status=status)
-        if status:
-            assert f"kept: {asked[0]} may not {asked[1]} {asked[2]} from " in ran.err
-        return list(ran.lines)
-
-    assert checks("User:ada", "read,describe", "topic:orders") == [
-        "read: allowed: allow User:ada read topic:orders",
-        "describe: allowed: allow User:ada read topic:orders",
+        "allow",
+        "User:*",
+        "describe",
+        "cluster",
     ]
-    assert checks("User:ada", "write", "topic:orders", status=1) == [
-        "write: denied: ACLs name it, but none allows this"
-    ]
-    kept("acl", "add", "User:eve", "read", "topic:orders")
-    assert checks("User:eve", "read", "topic:orders", "--host", "10.0.0.1", status=1) == [
-        "read: denied: deny User:eve all topic:ord (prefix) from 10.0.0.1"
-    ]
-    assert checks("User:eve", "read", "topic:orders", "--host", "10.0.0.2") == [
-        "read: allowed: allow User:eve read topic:orders"
-    ]
-    assert checks("User:bob", "read", "topic:none", status=1) == [
-        "read: denied: no ACL names it (allow.everyone.if.no.acl.found=false)"
-    ]
-
+    what_is_checked(kept)
     said = kept("acl", "add", "User:bob", "--producer", "--topic", "t", "--transactional-id", "x")
     assert said.lines == [
         "added: allow User:bob write topic:t",
@@ -105,6 +88,32 @@ def from_the_first_acl_to_none(kept: Kept) -> None:
     for user in ("User:ada", "User:eve", "User:bob", "User:*"):
         kept("acl", "delete", user, "--all")
     assert kept("acl", "list", "--json").json == []
+
+
+def what_is_checked(kept: Kept) -> None:
+    def checks(*asked: str, status: int = 0) -> list[str]:
+        ran = kept("acl", "check", *asked, status=status)
+        if status:
+            assert f"kept: {asked[0]} may not {asked[1]} {asked[2]} from " in ran.err
+        return list(ran.lines)
+
+    assert checks("User:ada", "read,describe", "topic:orders") == [
+        "read: allowed: allow User:ada read topic:orders",
+        "describe: allowed: allow User:ada read topic:orders",
+    ]
+    assert checks("User:ada", "write", "topic:orders", status=1) == [
+        "write: denied: ACLs name it, but none allows this"
+    ]
+    kept("acl", "add", "User:eve", "read", "topic:orders")
+    assert checks("User:eve", "read", "topic:orders", "--host", "10.0.0.1", status=1) == [
+        "read: denied: deny User:eve all topic:ord (prefix) from 10.0.0.1"
+    ]
+    assert checks("User:eve", "read", "topic:orders", "--host", "10.0.0.2") == [
+        "read: allowed: allow User:eve read topic:orders"
+    ]
+    assert checks("User:bob", "read", "topic:none", status=1) == [
+        "read: denied: no ACL names it (allow.everyone.if.no.acl.found=false)"
+    ]
 
 
 @pytest.mark.parametrize(

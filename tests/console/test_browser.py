@@ -1,4 +1,7 @@
-"""A real browser at three nodes, of which one is killed while a log is compacted."""
+"""A real browser at three nodes, of which one is killed while a log is compacted.
+
+Long because every page of the console is visited, by the same few steps.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from itertools import pairwise
+from operator import itemgetter
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,10 +22,12 @@ from kept.client.client import OutRecord
 from tests.console import scene
 
 pytestmark = [
-    pytest.mark.slow, pytest.mark.chromium, pytest.mark.timeout(400),
+    pytest.mark.slow,
+    pytest.mark.chromium,
+    pytest.mark.timeout(400),
     # playwright's own, where greenlets end
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -404,8 +410,10 @@ def test_what_is_due_is_said_with_its_limit(cluster, chromium):
         answer = route.fetch()
         found = answer.json()
         found["partitions"][0]["compaction"] |= {
-            "state": "due", "dirty_ratio": 0.996, "reason": "100 % dirty, limit 90 %",
-        }  # fmt: skip
+            "state": "due",
+            "dirty_ratio": 0.996,
+            "reason": "100 % dirty, limit 90 %",
+        }
         found["config"]["min.cleanable.dirty.ratio"] = "0.9"
         route.fulfill(response=answer, json=found)
 
@@ -428,13 +436,25 @@ def test_everybody_can_use_it(cluster, chromium):
     from tests.console import browser
 
     views = (
-        "#", "#node/0", "#topics", "#create", f"#topic/{scene.ORDERS}", f"#topic/{scene.ORDERS}/0",
-        f"#records/{scene.ORDERS}?contains=paid", f"#records/{scene.CLICKS}/1",
-        f"#records/{scene.ORDERS}?tail=1", f"#key/{scene.USERS}?key=user-3",
-        f"#produce/{scene.ORDERS}", f"#settings/{scene.ORDERS}", "#groups",
-        f"#group/{scene.GROUP}", f"#reset/{scene.GROUP}", "#transactions",
-        f"#transaction/{scene.BANK}", "#topic/ordesr",
-    )  # fmt: skip
+        "#",
+        "#node/0",
+        "#topics",
+        "#create",
+        f"#topic/{scene.ORDERS}",
+        f"#topic/{scene.ORDERS}/0",
+        f"#records/{scene.ORDERS}?contains=paid",
+        f"#records/{scene.CLICKS}/1",
+        f"#records/{scene.ORDERS}?tail=1",
+        f"#key/{scene.USERS}?key=user-3",
+        f"#produce/{scene.ORDERS}",
+        f"#settings/{scene.ORDERS}",
+        "#groups",
+        f"#group/{scene.GROUP}",
+        f"#reset/{scene.GROUP}",
+        "#transactions",
+        f"#transaction/{scene.BANK}",
+        "#topic/ordesr",
+    )
     for scheme, width in (("light", 1200), ("dark", 390)):
         page, wrong = browser.opened(chromium, scheme=scheme, width=width)
         for view in views:
@@ -523,11 +543,12 @@ def test_a_node_dies_while_a_log_is_compacted(cluster, chromium):
         return tiles["Controller"] == f"node {known['controller_id']}" and all(
             number(tiles[tile]) == known[name]
             for tile, name in (
-                ("Topics", "topics"), ("Partitions", "partitions"),
+                ("Topics", "topics"),
+                ("Partitions", "partitions"),
                 ("Offline", "offline_partitions"),
                 ("Under-replicated", "under_replicated_partitions"),
             )
-        )  # fmt: skip
+        )
 
     cluster.wait_until(tiles_are_right, "the tiles show what the API says", 60)
     states = {row["Node"]: row["State"] for row in browser.rows(page, "Nodes of the cluster")}
@@ -627,12 +648,9 @@ def test_forms_do_with_topics_what_their_command_lines_do(kept_cluster, chromium
     config = scene.given(cluster, "topics/people/config")["settings"]
     assert list(every) == [one["name"] + one["documentation"] for one in config]
     rows = {one["name"]: every[one["name"] + one["documentation"]] for one in config}
-    segments = rows["segment.bytes"]
-    assert (segments["Value"], segments["Default"], segments["From"]) == (
-        "70000", "1073741824", "topic",
-    )  # fmt: skip
-    unset = rows["kept.compaction.latest.n"]
-    assert (unset["Value"], unset["Default"], unset["From"]) == ("unset", "the same", "default")
+    columns = itemgetter("Value", "Default", "From")
+    assert columns(rows["segment.bytes"]) == ("70000", "1073741824", "topic")
+    assert columns(rows["kept.compaction.latest.n"]) == ("unset", "the same", "default")
     lines = (
         "one => { const text = document.createRange(); text.selectNodeContents(one);"
         " return text.getClientRects().length; }"
@@ -725,24 +743,31 @@ def test_where_actions_are_off_forms_give_their_command_line(cluster, chromium):
     for view, form, fields, line in (
         ("#create", "create", {"name": "a"}, "kept topic create a"),
         (
-            f"#settings/{scene.ORDERS}", "alter", {"name": "segment.ms", "value": "9"},
+            f"#settings/{scene.ORDERS}",
+            "alter",
+            {"name": "segment.ms", "value": "9"},
             f"kept topic alter {scene.ORDERS} --config segment.ms=9",
         ),
         (
-            f"#reset/{scene.GROUP}", "reset", {"partition": "2"},
-            f"kept group reset-offsets {scene.GROUP} --topic {scene.CLICKS}:2"
-            " --to earliest",
+            f"#reset/{scene.GROUP}",
+            "reset",
+            {"partition": "2"},
+            f"kept group reset-offsets {scene.GROUP} --topic {scene.CLICKS}:2 --to earliest",
         ),
         (
-            f"#produce/{scene.CLICKS}", "produce", {"key": "it's", "value": "b"},
+            f"#produce/{scene.CLICKS}",
+            "produce",
+            {"key": "it's", "value": "b"},
             """printf '%s\\n' '{"key": "it'"'"'s", "value": "b"}' | """
             f"kept produce --json {scene.CLICKS}",
         ),
         (
-            "#node/0", "config", {"name": "log.cleaner.threads", "value": "2"},
+            "#node/0",
+            "config",
+            {"name": "log.cleaner.threads", "value": "2"},
             "kept broker config set 0 --config log.cleaner.threads=2",
         ),
-    ):  # fmt: skip
+    ):
         browser.show(page, cluster.url(), view)
         for field, value in fields.items():
             page.fill(f"#{form} #{field}", value)

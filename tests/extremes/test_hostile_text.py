@@ -30,10 +30,14 @@ from tests.support.made_requests import made
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 JOIN: dict[str, Any] = {
-    "session_timeout": 600_000, "rebalance_timeout": 600_000, "member_id": "",
-    "group_instance_id": HOSTILE, "protocol_type": HOSTILE,
-    "protocols": [{"name": HOSTILE, "metadata": HOSTILE.encode()}], "reason": HOSTILE,
-}  # fmt: skip
+    "session_timeout": 600_000,
+    "rebalance_timeout": 600_000,
+    "member_id": "",
+    "group_instance_id": HOSTILE,
+    "protocol_type": HOSTILE,
+    "protocols": [{"name": HOSTILE, "metadata": HOSTILE.encode()}],
+    "reason": HOSTILE,
+}
 
 
 class Stranger:
@@ -66,9 +70,12 @@ class Stranger:
                     marked = marked.replace(name * len(NOT_TEXT), NOT_TEXT)
                 self.once(marked)
         named = protocol.encode_request(
-            18, 3, 7, HOSTILE,
+            18,
+            3,
+            7,
+            HOSTILE,
             {"client_software_name": "x" * 20, "client_software_version": "y" * 20},
-        )  # fmt: skip
+        )
         self.once(named.replace(b"x" * 20, HOSTILE.encode()[:20]))
         self.once(HOSTILE.encode())
 
@@ -96,57 +103,114 @@ class Stranger:
     def state(self, topic: str) -> None:
         """A group with members and offsets, a transactional id, a user, an ACL, a quota."""
         with contextlib.closing(Connection(f"127.0.0.1:{self.port}")) as wire:
-            self.plant(wire, topic)
+            self.plant_group(wire, topic)
+            self.plant_transaction(wire, topic)
+            self.plant_access(wire)
 
-    def plant(self, wire: Connection, topic: str) -> None:
-        """The same over one connection."""
+    def plant_group(self, wire: Connection, topic: str) -> None:
+        """With a member, and offsets of another one."""
         for key_type in (0, 1):
             wire.ask(10, 4, key_type=key_type, coordinator_keys=[HOSTILE])
         first = wire.ask(11, 9, group_id=HOSTILE, **JOIN)
         member = {"group_id": HOSTILE, "member_id": first.member_id, "generation_id": 1}
         synced = wire.ask(
-            14, 5, **member, group_instance_id=HOSTILE, protocol_type=HOSTILE,
+            14,
+            5,
+            **member,
+            group_instance_id=HOSTILE,
+            protocol_type=HOSTILE,
             protocol_name=HOSTILE,
             assignments=[{"member_id": first.member_id, "assignment": HOSTILE.encode()}],
-        )  # fmt: skip
+        )
         assert synced.error_code.name == "none"
         commit = {
-            "group_id": HOSTILE + "2", "generation_id_or_member_epoch": -1, "member_id": "",
+            "group_id": HOSTILE + "2",
+            "generation_id_or_member_epoch": -1,
+            "member_id": "",
             "group_instance_id": None,
-            "topics": [{"name": topic, "partitions": [{
-                "partition_index": 0, "committed_offset": 1, "committed_leader_epoch": -1,
-                "committed_metadata": HOSTILE,
-            }]}],
-        }  # fmt: skip
+            "topics": [
+                {
+                    "name": topic,
+                    "partitions": [
+                        {
+                            "partition_index": 0,
+                            "committed_offset": 1,
+                            "committed_leader_epoch": -1,
+                            "committed_metadata": HOSTILE,
+                        }
+                    ],
+                }
+            ],
+        }
         committed = wire.ask(8, 8, **commit).topics[0].partitions[0]
         assert committed.error_code.name == "none"
+
+    def plant_transaction(self, wire: Connection, topic: str) -> None:
+        """With a partition in it."""
         made_id = wire.ask(
-            22, 4, transactional_id=HOSTILE, transaction_timeout=60_000, producer_id=-1,
+            22,
+            4,
+            transactional_id=HOSTILE,
+            transaction_timeout=60_000,
+            producer_id=-1,
             producer_epoch=-1,
-        )  # fmt: skip
+        )
         assert made_id.error_code.name == "none"
         added = wire.ask(
-            24, 3, v3_and_below_transactional_id=HOSTILE,
+            24,
+            3,
+            v3_and_below_transactional_id=HOSTILE,
             v3_and_below_producer_id=made_id.producer_id,
             v3_and_below_producer_epoch=made_id.producer_epoch,
             v3_and_below_topics=[{"name": topic, "partitions": [0]}],
-        )  # fmt: skip
+        )
         (result,) = added.results_by_topic_v3_and_below[0].results_by_partition
         assert result.partition_error_code.name == "none"
-        created = wire.ask(30, 3, creations=[{
-            "resource_type": 3, "resource_name": HOSTILE, "resource_pattern_type": 3,
-            "principal": f"User:{HOSTILE}", "host": HOSTILE, "operation": 3, "permission_type": 3,
-        }])  # fmt: skip
+
+    def plant_access(self, wire: Connection) -> None:
+        """An ACL, a user and a quota."""
+        created = wire.ask(
+            30,
+            3,
+            creations=[
+                {
+                    "resource_type": 3,
+                    "resource_name": HOSTILE,
+                    "resource_pattern_type": 3,
+                    "principal": f"User:{HOSTILE}",
+                    "host": HOSTILE,
+                    "operation": 3,
+                    "permission_type": 3,
+                }
+            ],
+        )
         assert created.results[0].error_code.name == "none"
-        user = wire.ask(51, 0, deletions=(), upsertions=[{
-            "name": HOSTILE, "mechanism": 1, "iterations": 4096, "salt": b"salt",
-            "salted_password": bytes(32),
-        }])  # fmt: skip
+        user = wire.ask(
+            51,
+            0,
+            deletions=(),
+            upsertions=[
+                {
+                    "name": HOSTILE,
+                    "mechanism": 1,
+                    "iterations": 4096,
+                    "salt": b"salt",
+                    "salted_password": bytes(32),
+                }
+            ],
+        )
         assert user.results[0].error_code.name == "unacceptable_credential", "no name for a user"
-        wire.ask(49, 1, validate_only=False, entries=[{
-            "entity": [{"entity_type": "client-id", "entity_name": HOSTILE}],
-            "ops": [{"key": "request_percentage", "value": 100.0, "remove": False}],
-        }])  # fmt: skip
+        wire.ask(
+            49,
+            1,
+            validate_only=False,
+            entries=[
+                {
+                    "entity": [{"entity_type": "client-id", "entity_name": HOSTILE}],
+                    "ops": [{"key": "request_percentage", "value": 100.0, "remove": False}],
+                }
+            ],
+        )
 
 
 @pytest.fixture
@@ -169,6 +233,44 @@ def site(kept_cluster):
     return cluster, topic
 
 
+def commands(topic: str, log_dir: str) -> list[tuple[str, ...]]:
+    """What shows, or refuses, something of what was planted."""
+    return [
+        ("group", "list"),
+        ("group", "list", "--json"),
+        ("group", "describe", HOSTILE[:2]),
+        ("group", "describe", "--all"),
+        ("transaction", "list"),
+        ("transaction", "list", "--json"),
+        ("acl", "list"),
+        ("user", "list"),
+        ("quota", "list"),
+        ("quota", "describe"),
+        ("topic", "describe", topic),
+        ("topic", "list"),
+        ("cluster", "status"),
+        ("consume", topic, "--from-beginning", "--until-end"),
+        ("consume", topic, "--from-beginning", "--until-end", "--json"),
+        ("consume", topic, "--from-beginning", "--until-end", "--headers"),
+        ("consume", topic, "--from-beginning", "--until-end", "--value-only"),
+        ("consume", topic, "--from-beginning", "--until-end", "--key-only"),
+        ("consume", topic, "--from-beginning", "--until-end", "--format", "%k %v %h\\n"),
+        ("log", "dump", log_dir),
+        ("log", "dump", log_dir, "--json"),
+        ("log", "check", log_dir),
+        ("compact", "explain", f"{topic}:0"),
+        ("compact", "status", topic),
+        ("top", "groups", "--once"),
+        ("top", "--once"),
+        ("topic", "describe", "no\x1b[2J\u202esuch"),
+        ("group", "describe", "no\x1b[2J\x9bsuch"),
+        ("no\x1b[2Jcommand",),
+        ("consume", "no\u202esuch", "--until-end"),
+        ("topic", "create", "no\x1b[2Jname"),
+        ("log", "dump", "/no\x1b[2J\u202esuch"),
+    ]
+
+
 def test_what_strangers_say_reaches_neither_logs_nor_terminals(site):
     cluster, topic = site
     logged = cluster.log()
@@ -178,10 +280,17 @@ def test_what_strangers_say_reaches_neither_logs_nor_terminals(site):
     for line in logged.splitlines():
         assert line.startswith(("20", "{", "kept")), line[:200]
     for path in (
-        "/api/v1/cluster", "/api/v1/topics", f"/api/v1/topics/{topic}", "/api/v1/groups",
-        f"/api/v1/topics/{topic}/groups", "/api/v1/transactions", "/api/v1/compaction",
-        f"/api/v1/records?topic={topic}&partition=0", f"/api/v1/search?topic={topic}", "/metrics",
-    ):  # fmt: skip
+        "/api/v1/cluster",
+        "/api/v1/topics",
+        f"/api/v1/topics/{topic}",
+        "/api/v1/groups",
+        f"/api/v1/topics/{topic}/groups",
+        "/api/v1/transactions",
+        "/api/v1/compaction",
+        f"/api/v1/records?topic={topic}&partition=0",
+        f"/api/v1/search?topic={topic}",
+        "/metrics",
+    ):
         with urllib.request.urlopen(cluster.url() + path, timeout=60) as answer:
             shown = answer.read().decode()
         if path == "/metrics":
@@ -193,24 +302,7 @@ def test_what_strangers_say_reaches_neither_logs_nor_terminals(site):
     environ |= {"KEPT_BOOTSTRAP": cluster.bootstrap, "TERM": "dumb", "COLUMNS": "200"}
     log_dir = os.path.join(cluster.log_dir(), f"{topic}-0")
     seen = 0
-    for arguments in (
-        ("group", "list"), ("group", "list", "--json"), ("group", "describe", HOSTILE[:2]),
-        ("group", "describe", "--all"), ("transaction", "list"), ("transaction", "list", "--json"),
-        ("acl", "list"), ("user", "list"), ("quota", "list"), ("quota", "describe"),
-        ("topic", "describe", topic), ("topic", "list"), ("cluster", "status"),
-        ("consume", topic, "--from-beginning", "--until-end"),
-        ("consume", topic, "--from-beginning", "--until-end", "--json"),
-        ("consume", topic, "--from-beginning", "--until-end", "--headers"),
-        ("consume", topic, "--from-beginning", "--until-end", "--value-only"),
-        ("consume", topic, "--from-beginning", "--until-end", "--key-only"),
-        ("consume", topic, "--from-beginning", "--until-end", "--format", "%k %v %h\\n"),
-        ("log", "dump", log_dir), ("log", "dump", log_dir, "--json"), ("log", "check", log_dir),
-        ("compact", "explain", f"{topic}:0"), ("compact", "status", topic),
-        ("top", "groups", "--once"), ("top", "--once"),
-        ("topic", "describe", "no\x1b[2J\u202esuch"), ("group", "describe", "no\x1b[2J\x9bsuch"),
-        ("no\x1b[2Jcommand",), ("consume", "no\u202esuch", "--until-end"),
-        ("topic", "create", "no\x1b[2Jname"), ("log", "dump", "/no\x1b[2J\u202esuch"),
-    ):  # fmt: skip
+    for arguments in commands(topic, log_dir):
         command = [sys.executable, "-P", "-m", "kept", *arguments]
         shown = in_terminal(command, environ)
         assert shown.strip() and "Traceback" not in shown, (arguments, shown)

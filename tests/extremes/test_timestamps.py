@@ -40,10 +40,23 @@ compressed anew each of them is an UNKNOWN_SERVER_ERROR. Here MIN is too old, an
 def extremes(now_ms: int) -> list[tuple[int, ...]]:
     """Timestamps of batches, in the order in which they are produced."""
     return [
-        (now_ms,), (0,), (1,), (-1,), (now_ms - 1000, 0, now_ms - 2000), (MAX,), (MAX - 1,),
-        (now_ms + 2 * HOUR_MS,), (now_ms - 2 * DAY_MS,), (-1, 5), (5, -1), (-1, -1), (0, MAX),
-        (-1, MAX), (2**62, 7), (now_ms, now_ms - 1, now_ms - 2),
-    ]  # fmt: skip
+        (now_ms,),
+        (0,),
+        (1,),
+        (-1,),
+        (now_ms - 1000, 0, now_ms - 2000),
+        (MAX,),
+        (MAX - 1,),
+        (now_ms + 2 * HOUR_MS,),
+        (now_ms - 2 * DAY_MS,),
+        (-1, 5),
+        (5, -1),
+        (-1, -1),
+        (0, MAX),
+        (-1, MAX),
+        (2**62, 7),
+        (now_ms, now_ms - 1, now_ms - 2),
+    ]
 
 
 class Judged:
@@ -140,9 +153,35 @@ class Model:
 def drawn_timestamp(draw: random.Random, now_ms: int) -> int:
     """Of now, of long ago, of a far future; falling and leaping."""
     return draw.choice(
-        (now_ms, now_ms, now_ms, now_ms - draw.randrange(DAY_MS), 0, 1, -1,
-         now_ms + draw.randrange(HOUR_MS), 2**62, MAX)
-    )  # fmt: skip
+        (
+            now_ms,
+            now_ms,
+            now_ms,
+            now_ms - draw.randrange(DAY_MS),
+            0,
+            1,
+            -1,
+            now_ms + draw.randrange(HOUR_MS),
+            2**62,
+            MAX,
+        )
+    )
+
+
+SMALL = {
+    "segment.bytes": "20000",
+    "segment.ms": str(HOUR_MS),
+    "retention.ms": "-1",
+    "message.timestamp.after.max.ms": str(MAX),
+}
+COMPACTED = SMALL | {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+TOPICS = {
+    "kept": SMALL,
+    "retained": SMALL | {"retention.ms": str(RETENTION_MS)},
+    "compacted": COMPACTED,
+    "lagging": COMPACTED | {"min.compaction.lag.ms": "1000", "max.compaction.lag.ms": "3000"},
+    "stamped": SMALL | {"message.timestamp.type": "LogAppendTime"},
+}
 
 
 def test_leaping_timestamps_and_clocks_lose_nothing_under_load(kept_cluster):
@@ -155,19 +194,6 @@ def test_leaping_timestamps_and_clocks_lose_nothing_under_load(kept_cluster):
         log_cleaner_backoff_ms=100,
         log_segment_delete_delay_ms=200,
     )
-    small = {
-        "segment.bytes": "20000", "segment.ms": str(HOUR_MS), "retention.ms": "-1",
-        "message.timestamp.after.max.ms": str(MAX),
-    }  # fmt: skip
-    compacted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
-    topics = {
-        "kept": small,
-        "retained": small | {"retention.ms": str(RETENTION_MS)},
-        "compacted": small | compacted,
-        "lagging": small | compacted | {"min.compaction.lag.ms": "1000",
-                                        "max.compaction.lag.ms": "3000"},
-        "stamped": small | {"message.timestamp.type": "LogAppendTime"},
-    }  # fmt: skip
     draw, model = random.Random(18), Model()
     clock = os.path.join(cluster.data_dir(), os.pardir, "clock")
     began_ms = int(time.time() * 1000)
@@ -178,18 +204,21 @@ def test_leaping_timestamps_and_clocks_lose_nothing_under_load(kept_cluster):
         os.rename(clock + ".new", clock)
 
     with cluster.client() as client:
-        for name, config in topics.items():
+        for name, config in TOPICS.items():
             client.create_topic(name, partitions=PARTITIONS, config=config)
         for number in range(ROUNDS):
             if number % 10 == 0:
                 jump((0, 3600, -3600, 7200, 0)[number // 10 % 5])
-            for name in topics:
+            for name in TOPICS:
                 partition = draw.randrange(PARTITIONS)
                 rows = [
-                    (drawn_timestamp(draw, began_ms), b"%d" % draw.randrange(KEYS),
-                     b"%d-%d" % (number, at) + bytes(draw.randrange(200)))
+                    (
+                        drawn_timestamp(draw, began_ms),
+                        b"%d" % draw.randrange(KEYS),
+                        b"%d-%d" % (number, at) + bytes(draw.randrange(200)),
+                    )
                     for at in range(draw.randrange(1, 30))
-                ]  # fmt: skip
+                ]
                 records = [OutRecord(key, value, (), at, partition) for at, key, value in rows]
                 codec = draw.choice(tuple(Codec))
                 (done,) = client.produce(name, records, codec=codec)
@@ -198,13 +227,14 @@ def test_leaping_timestamps_and_clocks_lose_nothing_under_load(kept_cluster):
                     look_up(client, name, partition, draw, began_ms)
             time.sleep(0.1)  # clock and cleaner go on; nothing is waited for
         jump(0)
-        for name in topics:
+        for name in TOPICS:
             client.produce(name, [OutRecord(b"last", b"last", (), None, p) for p in range(2)])
         cluster.wait_until(
             lambda: all(is_compacted(client, model, p) for p in range(PARTITIONS)),
-            "the cleaner has been there", 120,
-        )  # fmt: skip
-        for name in topics:
+            "the cleaner has been there",
+            120,
+        )
+        for name in TOPICS:
             for partition in range(PARTITIONS):
                 check(client, model, name, partition, began_ms)
     assert "Traceback" not in cluster.log()
@@ -212,7 +242,7 @@ def test_leaping_timestamps_and_clocks_lose_nothing_under_load(kept_cluster):
     cluster.kill()
     cluster.start()
     with cluster.client() as client:
-        for name in topics:
+        for name in TOPICS:
             for partition in range(PARTITIONS):
                 check(client, model, name, partition, began_ms)
 

@@ -5,6 +5,8 @@ never forgets, and whose answers and markers take their time. Producers of both 
 give up, come again as new instances, and leave requests behind that sit at a leader; leaders and
 coordinators change. What was written is judged by the bytes of the logs and by a read_committed
 reader.
+
+Long because each bug that is planted patches this world, and is read beside it.
 """
 
 from __future__ import annotations
@@ -78,9 +80,7 @@ class Pair:
         if ticket is not None:
             ticket.run()
             ticket.done()
-        self.follower.become_follower(
-            self.leader.node_id, self.epoch, 0, (0, 1), (0, 1), tools.NOW
-        )  # fmt: skip
+        self.follower.become_follower(self.leader.node_id, self.epoch, 0, (0, 1), (0, 1), tools.NOW)
         self.stable = 0
 
     def replicate(self, max_bytes: int = 1 << 20) -> None:
@@ -282,9 +282,12 @@ class Request:
 
     def batch(self):
         data = build_batch(
-            [(tools.NOW, b"k", self.value, ())], producer_id=self.pid, producer_epoch=self.epoch,
-            base_sequence=self.sequence, is_transactional=not self.is_plain,
-        )  # fmt: skip
+            [(tools.NOW, b"k", self.value, ())],
+            producer_id=self.pid,
+            producer_epoch=self.epoch,
+            base_sequence=self.sequence,
+            is_transactional=not self.is_plain,
+        )
         return check(memoryview(bytearray(data)), tools.RULES, tools.NOW)
 
     def finish(self, result: str) -> None:
@@ -303,9 +306,12 @@ class Request:
                 else:
                     leader.note_coordinator_epoch(self.pid, coordinator.coordinator_epoch)
                     self.answer = coordinator.add(
-                        self.pid, self.epoch, self.txn, self.pair.number,
+                        self.pid,
+                        self.epoch,
+                        self.txn,
+                        self.pair.number,
                         verify_only=not self.is_tv2,
-                    )  # fmt: skip
+                    )
                     self.state = "asked"
             elif self.state == "asked":
                 if self.answer == "ok":
@@ -376,9 +382,14 @@ class Writer:
         if self.is_tv2 and self.world.random.random() < 0.03:
             sequence += 1  # the one before was sent ahead, and refused
         self.request = Request(
-            self.txn, self.pid, self.epoch, sequence,
-            b"%s %d" % (self.txn.name.encode(), self.world.number()), pair, self.is_tv2,
-        )  # fmt: skip
+            self.txn,
+            self.pid,
+            self.epoch,
+            sequence,
+            b"%s %d" % (self.txn.name.encode(), self.world.number()),
+            pair,
+            self.is_tv2,
+        )
         self.world.requests.append(self.request)
 
     def _wait(self) -> None:
@@ -402,9 +413,14 @@ class Writer:
 
     def _send_again(self, request: Request) -> None:
         self.request = Request(
-            request.txn, request.pid, request.epoch, request.sequence, request.value, request.pair,
+            request.txn,
+            request.pid,
+            request.epoch,
+            request.sequence,
+            request.value,
+            request.pair,
             request.is_tv2,
-        )  # fmt: skip
+        )
         self.world.requests.append(self.request)
 
     def _end(self, is_commit: bool) -> None:
@@ -443,10 +459,19 @@ class World:
 
     def play(self) -> None:
         steps: dict[Callable[[], None], int] = {
-            self.write: 100, self.advance: 200, self.replicate: 100, self.deliver: 80,
-            self.look: 20, self.restart: 4, self.retry: 10, self.write_plainly: 3, self.late: 8,
-            self.coordinator.again: 3, self.coordinator.fail_over: 1, self.fail_over: 1,
-        }  # fmt: skip
+            self.write: 100,
+            self.advance: 200,
+            self.replicate: 100,
+            self.deliver: 80,
+            self.look: 20,
+            self.restart: 4,
+            self.retry: 10,
+            self.write_plainly: 3,
+            self.late: 8,
+            self.coordinator.again: 3,
+            self.coordinator.fail_over: 1,
+            self.fail_over: 1,
+        }
         for _ in range(STEPS):
             self.random.choices(list(steps), list(steps.values()))[0]()
             self.check_offsets()
@@ -474,9 +499,10 @@ class World:
         pair = self.random.choice(self.pairs)
         pair.fail_over()
         self.coordinator.markers = [
-            m for m in self.coordinator.markers if m.number != pair.number or
-            m.coordinator_epoch == self.coordinator.coordinator_epoch
-        ]  # fmt: skip
+            m
+            for m in self.coordinator.markers
+            if m.number != pair.number or m.coordinator_epoch == self.coordinator.coordinator_epoch
+        ]
 
     def restart(self) -> None:
         """A new instance; the old one may not know."""
@@ -495,8 +521,9 @@ class World:
                     old.pair.number
                 ):
                     continue
-                again = Request(old.txn, old.pid, old.epoch, old.sequence, old.value, old.pair,
-                                old.is_tv2)  # fmt: skip
+                again = Request(
+                    old.txn, old.pid, old.epoch, old.sequence, old.value, old.pair, old.is_tv2
+                )
                 again.advance(self.coordinator)
                 fenced = self.coordinator.ids[old.pid].epoch != old.epoch
                 known = again.state == "staged" or fenced
@@ -510,9 +537,15 @@ class World:
         if state is None or state.txn_first_offset is None:
             return
         request = Request(
-            Txn("plain", writer.pid), writer.pid, state.epoch, state.last_sequence + 1, b"plain",
-            pair, is_tv2=False, is_plain=True,
-        )  # fmt: skip
+            Txn("plain", writer.pid),
+            writer.pid,
+            state.epoch,
+            state.last_sequence + 1,
+            b"plain",
+            pair,
+            is_tv2=False,
+            is_plain=True,
+        )
         try:
             pair.leader.append(request.batch(), tools.NOW, -1)
         except InvalidTxnState:
@@ -535,9 +568,12 @@ class World:
             return
         try:
             info = leader.append_marker(
-                EndTxnMarker(marker.is_commit, marker.coordinator_epoch), marker.pid, marker.epoch,
-                tools.NOW, is_tv2=marker.is_tv2,
-            )  # fmt: skip
+                EndTxnMarker(marker.is_commit, marker.coordinator_epoch),
+                marker.pid,
+                marker.epoch,
+                tools.NOW,
+                is_tv2=marker.is_tv2,
+            )
         except TransactionCoordinatorFenced:
             coordinator.markers.remove(marker)
         except InvalidProducerEpoch:
@@ -699,9 +735,19 @@ def _no_guard(patch) -> None:
     check_transactional = ProducerStates.check_transactional
 
     def check(self, producer_id, epoch, sequence, count, guard):  # noqa: PLR0917
-        guard = guard if guard is None else self.guards.get(producer_id) or self.guards.obtain(
-            producer_id, epoch, sequence, is_tv2=False, leader_epoch=guard.leader_epoch, now_ms=0
-        )  # fmt: skip
+        guard = (
+            guard
+            if guard is None
+            else self.guards.get(producer_id)
+            or self.guards.obtain(
+                producer_id,
+                epoch,
+                sequence,
+                is_tv2=False,
+                leader_epoch=guard.leader_epoch,
+                now_ms=0,
+            )
+        )
         return check_transactional(self, producer_id, epoch, sequence, count, guard)
 
     patch(ProducerStates, "check_transactional", check)

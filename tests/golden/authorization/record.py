@@ -29,15 +29,15 @@ def settings(port: int) -> dict[str, object]:
         "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{port + 1},"
         f"OUT://127.0.0.1:{port + 2}",
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},OUT://127.0.0.1:{port + 2}",
-        "listener.security.protocol.map":
-            "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,OUT:SASL_PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,"
+        "OUT:SASL_PLAINTEXT",
         "sasl.enabled.mechanisms": "PLAIN",
         "listener.name.out.plain.sasl.jaas.config": f'{PLAIN} user_bob="{PASSWORD}";',
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
         "auto.create.topics.enable": "false",
         "unstable.api.versions.enable": "false",
-    }  # fmt: skip
+    }
 
 
 def record() -> None:

@@ -43,15 +43,20 @@ def produce(bench: Bench, name: str, frame: bytes, count: int) -> None:
     """The floor of a produce figure, and of its writing alone."""
     use_memory(bench, count * len(frame))
     spent = sunk(
-        bench, bench.floor, len(frame),
+        bench,
+        bench.floor,
+        len(frame),
         lambda port: bench.run_load("send", port, frame, 1, 8, count),
-    )  # fmt: skip
+    )
     total = spent["user"] + spent["system"]
     bench.add("produce", name, FLOOR, "CPU-s/GB", total / (spent["bytes"] / GB))
     bench.add(
-        "produce", f"{name}, in the kernel", FLOOR, "CPU-s/GB",
+        "produce",
+        f"{name}, in the kernel",
+        FLOOR,
+        "CPU-s/GB",
         spent["system"] / (spent["bytes"] / GB),
-    )  # fmt: skip
+    )
     bench.add("produce", name, FLOOR, "us/request", total / count * 1e6)
     alone = _written(bench, len(frame), count)
     bench.add("produce", f"{name}, write(2) alone", FLOOR, "CPU-s/GB", alone)

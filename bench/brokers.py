@@ -21,10 +21,14 @@ HERE = Path(__file__).resolve().parent
 READY_DEADLINE_S = 120.0
 CLUSTER_ID = "AAAAAAAAQACAAAAAAAAAAA"
 JVM_FLAGS = (
-    "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20",
-    "-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent",
-    "-XX:MaxInlineLevel=15", "-Djava.awt.headless=true",
-)  # fmt: skip
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-XX:MaxInlineLevel=15",
+    "-Djava.awt.headless=true",
+)
 sys.path.append(str(HERE.parent))
 
 

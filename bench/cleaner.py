@@ -139,15 +139,28 @@ def measure(directory, total_bytes, codec, clean_share, strategy="latest"):
     name, raw = STRATEGIES[strategy]
     config = LogConfig(cleanup_policy=frozenset({"compact"}), compaction_strategy=name, raw=raw)
     job = jobs.Job(
-        directory, "bench", 0, str(uuid.UUID(int=1)), Generation(0, 1), 0, dirty_from, end, sources,
-        NOW_MS + 1_000_000, random.Random(SEED).randbytes(16), config,
-    )  # fmt: skip
+        directory,
+        "bench",
+        0,
+        str(uuid.UUID(int=1)),
+        Generation(0, 1),
+        0,
+        dirty_from,
+        end,
+        sources,
+        NOW_MS + 1_000_000,
+        random.Random(SEED).randbytes(16),
+        config,
+    )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
     process = subprocess.Popen(
-        worker.COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        worker.COMMAND,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env=install_example(f"{directory}.site") if strategy == "user" else None,
-    )  # fmt: skip
+    )
     process.stdin.write(jobs.encode(job) + "\n")
     process.stdin.flush()
     messages = [json.loads(line) for line in process.stdout]

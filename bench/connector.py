@@ -20,9 +20,11 @@ POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 </project>
 """
 JARS = (
-    "spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13", "kafka-clients",
+    "spark-sql-kafka-0-10_2.13",
+    "spark-token-provider-kafka-0-10_2.13",
+    "kafka-clients",
     "commons-pool2",
-)  # fmt: skip
+)
 
 
 def install() -> tuple[str, str]:
@@ -40,7 +42,9 @@ def install() -> tuple[str, str]:
         copy = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=libs"]
         subprocess.run(
             [*copy, "-DincludeArtifactIds=" + ",".join(JARS)],
-            cwd=target, check=True, stdout=sys.stderr,
-        )  # fmt: skip
+            cwd=target,
+            check=True,
+            stdout=sys.stderr,
+        )
         (target / "done").touch()
     return str(python), ",".join(str(jar) for jar in sorted(Path(target / "libs").glob("*.jar")))

@@ -46,9 +46,19 @@ def lead(directory, sources, dirty_from, end, disk):
     """The leader's pass: (CPU seconds, result, manifest)."""
     config = LogConfig(cleanup_policy=frozenset({"compact"}))
     job = jobs.Job(
-        directory, "bench", 0, str(TOPIC_ID), Generation(0, 1), 0, dirty_from, end, sources,
-        cleaner.NOW_MS + 1_000_000, random.Random(cleaner.SEED).randbytes(16), config,
-    )  # fmt: skip
+        directory,
+        "bench",
+        0,
+        str(TOPIC_ID),
+        Generation(0, 1),
+        0,
+        dirty_from,
+        end,
+        sources,
+        cleaner.NOW_MS + 1_000_000,
+        random.Random(cleaner.SEED).randbytes(16),
+        config,
+    )
     cpu_s, result = cpu_of(lambda: run_pass(job, disk))
     path = layout.manifest_file(directory, *result.generation)
     os.rename(path + layout.TEMPORARY, path)
@@ -125,15 +135,19 @@ def main():
     size = sum(source.size_bytes for source in sources)
     travels = len(manifest.encode(found, SwapPlan(())))
     figures = {
-        "bytes": size, "records": end, "records_removed": result.records_removed,
-        "clean_cpu_s": round(clean_s, 3), "apply_cpu_s": round(same_s, 3),
+        "bytes": size,
+        "records": end,
+        "records_removed": result.records_removed,
+        "clean_cpu_s": round(clean_s, 3),
+        "apply_cpu_s": round(same_s, 3),
         "apply_other_boundaries_cpu_s": round(other_s, 3),
         "apply_per_clean": round(same_s / clean_s, 3),
         "apply_other_boundaries_per_clean": round(other_s / clean_s, 3),
         "bytes_after": [result.bytes_after, same[0][1].bytes_after, other[0][1].bytes_after],
-        "manifest_bytes": travels, "manifest_percent": round(100 * travels / size, 4),
+        "manifest_bytes": travels,
+        "manifest_percent": round(100 * travels / size, 4),
         "goal_apply_per_clean": round(GOAL, 3),
-    }  # fmt: skip
+    }
     print(json.dumps(figures, indent=1))
     if options.json:
         Path(options.json).write_text(json.dumps(figures))

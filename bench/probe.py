@@ -92,12 +92,14 @@ class Probe:
             "own_stalls": sum(1 for one in own if one > STALL_S),
             "worst": [
                 {
-                    "late_ms": _ms(late), "no_core_ms": _ms(waited), "cpu_ms": _ms(cpu),
+                    "late_ms": _ms(late),
+                    "no_core_ms": _ms(waited),
+                    "cpu_ms": _ms(cpu),
                     "seen": self._seen(at - late - TICK_S, at),
                 }
                 for late, at, waited, cpu in worst
             ],
-        }  # fmt: skip
+        }
 
     def _seen(self, start: float, end: float) -> list[str]:
         """What was seen between two moments, most often first."""

@@ -102,10 +102,22 @@ SECTIONS: dict[str, Section] = {
 
 SECTION_LIMIT_S = 1500
 REPEATED = {
-    "start", "produce", "codecs", "fetch", "latency", "cleaner",
-    "transactions", "transactions-three", "tls", "partitions", "following", "thrice",
-    "controller", "authorization", "stalls",
-}  # fmt: skip
+    "start",
+    "produce",
+    "codecs",
+    "fetch",
+    "latency",
+    "cleaner",
+    "transactions",
+    "transactions-three",
+    "tls",
+    "partitions",
+    "following",
+    "thrice",
+    "controller",
+    "authorization",
+    "stalls",
+}
 """Sections that are measured several times, the brokers in turn; the others do it themselves."""
 ROUNDS = 5
 WRITING = {"produce", "codecs", "cleaner", "cluster"}
@@ -148,9 +160,12 @@ def write(bench: Bench, noise: list[dict[str, object]]) -> str:
     """The results so far, as JSON, table and plot; the table."""
     text = table(bench.rows)
     result = {
-        "machine": machine.describe(), "noise": noise, "scale": bench.scale,
-        "failed": bench.failed, "rows": bench.rows,
-    }  # fmt: skip
+        "machine": machine.describe(),
+        "noise": noise,
+        "scale": bench.scale,
+        "failed": bench.failed,
+        "rows": bench.rows,
+    }
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
     RESULT.with_suffix(".txt").write_text(text + "\n")
     plot(lines(bench.rows), RESULT.with_suffix(".png"))
@@ -165,13 +180,19 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the data")
     parser.add_argument("--broker", choices=("kept", "kafka"), help="one broker alone")
     parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="NAME",
+        "--only",
+        nargs="+",
+        choices=SECTIONS,
+        default=list(SECTIONS),
+        metavar="NAME",
         help=f"some sections alone: {' '.join(SECTIONS)}",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--rounds", type=int, metavar="N",
+        "--rounds",
+        type=int,
+        metavar="N",
         help=f"measurements of which the median counts  [{ROUNDS}; 1 with --quick]",
-    )  # fmt: skip
+    )
     options = parser.parse_args()
     rounds = options.rounds or (1 if options.quick else ROUNDS)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # what runs is stopped

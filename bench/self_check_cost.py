@@ -77,9 +77,19 @@ def measure(directory, total_bytes, codec, strategy):
     name, raw = STRATEGIES[strategy]
     config = LogConfig(cleanup_policy=frozenset({"compact"}), compaction_strategy=name, raw=raw)
     job = jobs.Job(
-        directory, "bench", 0, str(uuid.UUID(int=1)), Generation(0, 1), 0, dirty_from, end, sources,
-        NOW_MS + 1_000_000, random.Random(SEED).randbytes(16), config,
-    )  # fmt: skip
+        directory,
+        "bench",
+        0,
+        str(uuid.UUID(int=1)),
+        Generation(0, 1),
+        0,
+        dirty_from,
+        end,
+        sources,
+        NOW_MS + 1_000_000,
+        random.Random(SEED).randbytes(16),
+        config,
+    )
     without, checked, own, keys = [], [], [], 0
     for _ in range(REPEATS):
         without.append(time_one(replace(job, check_keys=0), {})[0])

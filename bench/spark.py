@@ -94,9 +94,11 @@ def measured(records: int, *, kept_only: bool) -> dict[str, dict[str, Any]]:
         for topic in ("bench-written", "bench-empty"):
             client.create_topic(topic, partitions=PARTITIONS)
         spec = {
-            "bootstrap": cluster.bootstrap, "topics": topics, "long": "bench-long",
+            "bootstrap": cluster.bootstrap,
+            "topics": topics,
+            "long": "bench-long",
             "longer": LONGER,
-        }  # fmt: skip
+        }
         results["kept"] = job(sys.executable, None, {**spec, "format": "kept"})
         if not kept_only:
             python, jars = connector.install()
@@ -150,9 +152,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a tenth of the records")
     parser.add_argument("--kept-only", action="store_true", help="without the connector")
     given = parser.parse_args()
-    results = measured(
-        given.records // (10 if given.quick else 1), kept_only=given.kept_only
-    )  # fmt: skip
+    results = measured(given.records // (10 if given.quick else 1), kept_only=given.kept_only)
     show(results)
     (HERE / "results").mkdir(exist_ok=True)
     (HERE / "results" / "spark.json").write_text(json.dumps(results, indent=1) + "\n")

@@ -145,15 +145,23 @@ def _fetch(sock: socket.socket, count: int) -> int:
     total = 0
     for i in range(count):
         partition = {
-            "partition": 0, "fetch_offset": 30 * i, "partition_max_bytes": FETCHED_BYTES,
+            "partition": 0,
+            "fetch_offset": 30 * i,
+            "partition_max_bytes": FETCHED_BYTES,
             "current_leader_epoch": -1,
-        }  # fmt: skip
+        }
         values = {
-            "replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": FETCHED_BYTES,
-            "isolation_level": 0, "session_id": 0, "session_epoch": -1, "rack_id": "",
+            "replica_id": -1,
+            "max_wait": 0,
+            "min_bytes": 1,
+            "max_bytes": FETCHED_BYTES,
+            "isolation_level": 0,
+            "session_id": 0,
+            "session_epoch": -1,
+            "rack_id": "",
             "topics": [{"topic": TOPIC, "topic_id": None, "partitions": [partition]}],
             "forgotten_topics_data": (),
-        }  # fmt: skip
+        }
         sock.sendall(encode_request(ApiKey.FETCH, 11, i, "bench", values))
         (length,) = struct.unpack(">i", _read(sock, buffer[:4]))
         _read(sock, buffer[:length])

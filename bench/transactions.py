@@ -248,7 +248,9 @@ def initialize(connection: socket.socket, numbers: range) -> None:
 def _initialize(number: int) -> bytes:
     """An InitProducerId request for a new id."""
     values = {
-        "transactional_id": f"application-{number}", "transaction_timeout": TIMEOUT_MS,
-        "producer_id": -1, "producer_epoch": -1,
-    }  # fmt: skip
+        "transactional_id": f"application-{number}",
+        "transaction_timeout": TIMEOUT_MS,
+        "producer_id": -1,
+        "producer_epoch": -1,
+    }
     return encode_request(ApiKey.INIT_PRODUCER_ID, 4, number, "bench", values)

@@ -49,18 +49,22 @@ def rebuild(git: Git, bootstrap: str, directory: str) -> int:
     out = os.path.join(directory, "tree")
     command = [sys.executable, "-P", "-m", "kept", "spark", "--master", "local[2]", "table", TOPIC]
     done = subprocess.run(
-        [*command, "--out", out, "--bootstrap", bootstrap], capture_output=True, check=False,
+        [*command, "--out", out, "--bootstrap", bootstrap],
+        capture_output=True,
+        check=False,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-    )  # fmt: skip
+    )
     if done.returncode:
         give_up(f"kept spark table failed: {done.stderr.decode(errors='replace').strip()}")
     print(f"kept spark table {TOPIC}: {done.stdout.decode().strip()}")
     rows = pyarrow.parquet.read_table(out, columns=["key", "value", "headers"]).to_pylist()
     table = {
-        row["key"]: (next(h["value"] for h in row["headers"] if h["key"] == "mode").decode(),
-                     row["value"])
+        row["key"]: (
+            next(h["value"] for h in row["headers"] if h["key"] == "mode").decode(),
+            row["value"],
+        )
         for row in rows
-    }  # fmt: skip
+    }
     compare(git, table)
     return len(table)
 
@@ -73,15 +77,21 @@ def join(bootstrap: str, directory: str, paths: list[bytes]) -> None:
     try:
         tree = spark.read.parquet(f"{directory}/tree").selectExpr("key", "length(value) size")
         asked = (
-            spark.readStream.format("kept").option("bootstrap", bootstrap)
-            .option("subscribe", ASKED).option("startingOffsets", "earliest").load()
-        )  # fmt: skip
+            spark.readStream.format("kept")
+            .option("bootstrap", bootstrap)
+            .option("subscribe", ASKED)
+            .option("startingOffsets", "earliest")
+            .load()
+        )
         query = (
-            asked.select("key").join(tree, "key").writeStream.format("parquet")
+            asked.select("key")
+            .join(tree, "key")
+            .writeStream.format("parquet")
             .option("path", f"{directory}/answers")
             .option("checkpointLocation", f"{directory}/checkpoint")
-            .trigger(availableNow=True).start()
-        )  # fmt: skip
+            .trigger(availableNow=True)
+            .start()
+        )
         query.awaitTermination()
         answers = spark.read.parquet(f"{directory}/answers").collect()
     finally:

@@ -51,10 +51,14 @@ def run(spark: SparkSession, bootstrap: str, topic: str, directory: str) -> bool
     batch = spark.read.format("kept").options(**where).option("subscribe", topic).load()
     stream = spark.readStream.format("kept").options(**where).option("subscribe", topic)
     query = (
-        stream.option("startingOffsets", "earliest").load()
-        .writeStream.format("parquet").option("path", f"{directory}/rows")
-        .option("checkpointLocation", f"{directory}/checkpoint").trigger(availableNow=True).start()
-    )  # fmt: skip
+        stream.option("startingOffsets", "earliest")
+        .load()
+        .writeStream.format("parquet")
+        .option("path", f"{directory}/rows")
+        .option("checkpointLocation", f"{directory}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
 
     table = latest(batch)

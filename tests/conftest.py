@@ -27,9 +27,11 @@ from tests.tools.needs import SAID, TOOLS, need
 
 # How long an example takes says nothing on a machine that has other work.
 hypothesis.settings.register_profile(
-    "kept", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    "kept",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
     derandomize=os.environ.get("REQUIRE_ALL") == "1",
-)  # fmt: skip
+)
 hypothesis.settings.load_profile("kept")
 
 

@@ -87,12 +87,21 @@ def test_goals_are_compared_with_ours_and_with_kafkas_figure():
     ]
     found = {line.name: line for line in report.lines(rows)}
     assert [(line.goal, line.verdict) for line in found.values()] == [
-        (3.5, "missed"), (3.5, "missed"), (16.0, "met"), (None, ""), (None, ""),
-    ]  # fmt: skip
+        (3.5, "missed"),
+        (3.5, "missed"),
+        (16.0, "met"),
+        (None, ""),
+        (None, ""),
+    ]
     text = report.table(rows)
     assert ["missed" in line for line in text.splitlines()] == [
-        False, True, True, False, False, False,
-    ]  # fmt: skip
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     assert "0.500" in text
     assert "8.75" in text  # 35 / 4
 
@@ -107,8 +116,14 @@ def test_a_figure_is_the_median_of_its_measurements():
 def test_the_page_names_machine_noise_and_missed_goals():
     result = {
         "machine": {
-            "cpus": 2, "processor": "P", "memory_gb": 8.0, "virtual": True, "kernel": "6.1",
-            "python": "3.11", "java": "openjdk 17", "date": "2026-01-01",
+            "cpus": 2,
+            "processor": "P",
+            "memory_gb": 8.0,
+            "virtual": True,
+            "kernel": "6.1",
+            "python": "3.11",
+            "java": "openjdk 17",
+            "date": "2026-01-01",
         },
         "noise": [
             {"section": "cluster", "load_average": 1.0, "cpu_ms": 2.0, "stretch": 1.5},
@@ -117,7 +132,7 @@ def test_the_page_names_machine_noise_and_missed_goals():
         "scale": 1.0,
         "failed": [],
         "rows": [row("acks=all 16 KiB, 1 conn.", "kept", 4.0)],
-    }  # fmt: skip
+    }
     page = report.page(json.loads(json.dumps(result)))
     assert "Linux 6.1" in page
     assert "cluster 1.00/1.5, failover 1.50/1.0" in page.replace("\n", " ")
@@ -158,9 +173,11 @@ def test_the_floor_takes_what_the_load_sends_and_leaves_nothing(tmp_path):
     baseline.produce(bench, "this", frames.produce("some", data), 50)
     told = {(str(r["name"]), str(r["unit"])): r["broker"] for r in bench.rows}
     assert set(told) == {
-        ("this", "CPU-s/GB"), ("this, in the kernel", "CPU-s/GB"), ("this", "us/request"),
+        ("this", "CPU-s/GB"),
+        ("this, in the kernel", "CPU-s/GB"),
+        ("this", "us/request"),
         ("this, write(2) alone", "CPU-s/GB"),
-    }  # fmt: skip
+    }
     assert set(told.values()) == {"floor"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["floor", "frame", "load"]
 

@@ -26,9 +26,18 @@ def _holder(cluster: Compose) -> str:
 def hold(cluster: Compose) -> None:
     """Keep node 2's volume mounted; until :func:`let_go`."""
     docker(
-        "run", "-d", "--rm", "--name", _holder(cluster), "--network=none",
-        "-v", f"{cluster.project}_kept-{SMALL_NODE}:{DATA}", BASE, "sleep", "infinity",
-    )  # fmt: skip
+        "run",
+        "-d",
+        "--rm",
+        "--name",
+        _holder(cluster),
+        "--network=none",
+        "-v",
+        f"{cluster.project}_kept-{SMALL_NODE}:{DATA}",
+        BASE,
+        "sleep",
+        "infinity",
+    )
 
 
 def let_go(cluster: Compose) -> None:

@@ -22,17 +22,27 @@ RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends iptable
 def _cutter() -> str:
     """The side container's image, built once."""
     subprocess.run(
-        ["docker", "build", "-q", "-t", CUTTER, "-"], input=DOCKERFILE, text=True, check=True,
-        capture_output=True, timeout=BUILD_S,
-    )  # fmt: skip
+        ["docker", "build", "-q", "-t", CUTTER, "-"],
+        input=DOCKERFILE,
+        text=True,
+        check=True,
+        capture_output=True,
+        timeout=BUILD_S,
+    )
     return CUTTER
 
 
 def _rules(cluster: Compose, node: int, script: str) -> None:
     docker(
-        "run", "--rm", f"--network=container:{cluster.name(node)}", "--cap-add=NET_ADMIN",
-        _cutter(), "sh", "-c", script,
-    )  # fmt: skip
+        "run",
+        "--rm",
+        f"--network=container:{cluster.name(node)}",
+        "--cap-add=NET_ADMIN",
+        _cutter(),
+        "sh",
+        "-c",
+        script,
+    )
 
 
 def cut(

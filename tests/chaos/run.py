@@ -129,8 +129,9 @@ class Run:
         assert self._hosts(topics) >= {3, 4}
         print(
             f"from three nodes to five in {over - began:.0f} s: nothing acknowledged for "
-            f"{load.gap_s(began, over):.2f} s to the patient producer", flush=True,
-        )  # fmt: skip
+            f"{load.gap_s(began, over):.2f} s to the patient producer",
+            flush=True,
+        )
 
     def _hosts(self, topics: list[str]) -> set[int]:
         """Who has a replica in sync."""
@@ -149,8 +150,9 @@ class Run:
         seen = Seen(probe.gap_s(begun, over), load.gap_s(begun, over))
         print(
             f"node {node} {fault.name}: nothing acknowledged for {seen.cluster_s:.2f} s, "
-            f"to the patient producer for {seen.producer_s:.2f} s", flush=True,
-        )  # fmt: skip
+            f"to the patient producer for {seen.producer_s:.2f} s",
+            flush=True,
+        )
         self.seen.setdefault(fault.name, []).append(seen)
 
     def table(self) -> str:

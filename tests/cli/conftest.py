@@ -71,9 +71,11 @@ class Kept:
         """Run it. Of ``status`` 1 are ``errors`` lines on standard error."""
         given = stdin.encode() if isinstance(stdin, str) else stdin
         where = str(cwd or Path.cwd())
-        ran = Ran(*self.server.run(
-            [str(one) for one in arguments], given, DEADLINE_S, environ=self.environ, cwd=where
-        ))  # fmt: skip
+        ran = Ran(
+            *self.server.run(
+                [str(one) for one in arguments], given, DEADLINE_S, environ=self.environ, cwd=where
+            )
+        )
         assert "Traceback" not in ran.err, ran.err
         if status is not None:
             assert ran.status == status, ran

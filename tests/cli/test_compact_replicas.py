@@ -23,12 +23,23 @@ QUIET = "t:0 is not uncleanable: there is nothing to try again"
 def stands(node: int, *, leads: bool, state: str = "idle", reason: str = "clean") -> dict[str, Any]:
     others = [{"replica": n, "held": "3.7", "applied": "3.6", "behind": True} for n in (1, 2)]
     return {
-        "topic": "t", "partition": 0, "node": node, "leads": leads, "state": state,
-        "reason": reason, "dirty_ratio": 0.0, "clean_bytes": 1, "dirty_bytes": 0,
-        "first_dirty_offset": 0, "cleanable_end_offset": 0, "generation": "3.7",
-        "published": "3.7", "last_compaction_ms": 1, "awaits": [],
+        "topic": "t",
+        "partition": 0,
+        "node": node,
+        "leads": leads,
+        "state": state,
+        "reason": reason,
+        "dirty_ratio": 0.0,
+        "clean_bytes": 1,
+        "dirty_bytes": 0,
+        "first_dirty_offset": 0,
+        "cleanable_end_offset": 0,
+        "generation": "3.7",
+        "published": "3.7",
+        "last_compaction_ms": 1,
+        "awaits": [],
         "replicas": others if leads else [],
-    }  # fmt: skip
+    }
 
 
 class Node:

@@ -110,9 +110,10 @@ def test_brokers_users_and_places_come_from_the_cluster(candidates, kept, kept_b
             (f"kept compact explain {topic}:1 {topic}:", ["0", "1"]),
             (f"kept produce {topic}:", ["0", "1"]),
             ("kept group list --state e", ["Empty"]),
-            ("kept transaction list --state prep", [
-                "PrepareCommit", "PrepareAbort", "PrepareEpochFence",
-            ]),
+            (
+                "kept transaction list --state prep",
+                ["PrepareCommit", "PrepareAbort", "PrepareEpochFence"],
+            ),
             (f"kept user delete {user[:-1]}", [user]),
             (f"kept quota set --user {user[:-1]}", [user]),
             (f"kept acl add User:{user[:-1]}", [user]),
@@ -121,7 +122,7 @@ def test_brokers_users_and_places_come_from_the_cluster(candidates, kept, kept_b
             ("kept acl add User:x describe,REA", ["describe,read"]),
             ("kept acl add User:x read to", ["topic:"]),
             (f"kept acl add User:x read topic:{topic}", [topic]),
-        ):  # fmt: skip
+        ):
             assert candidates(line) == offered, line
         assert candidates(f"kept acl add User:x read topic:{topic}", "zsh") == [f"topic:{topic}"]
     finally:

@@ -233,8 +233,12 @@ def test_files_of_metadata_and_of_compaction(offline, kept_cluster):
     assert lines[-1].endswith("superseded: 28")
     found = [json.loads(x) for x in offline("log", "dump", manifest, removals, "--json").lines]
     assert [one["kind"] for one in found] == [
-        "manifest", "manifest segment", "swap", "removals", "removed"
-    ]  # fmt: skip
+        "manifest",
+        "manifest segment",
+        "swap",
+        "removals",
+        "removed",
+    ]
     assert (found[0]["end_offset"], found[1]["survivors"]) == (30, 2)
     assert found[-1]["records"] == 28
     held = manifest.rename(directory / "held-manifest")
@@ -285,14 +289,27 @@ def transaction_state(tmp_path) -> Path:
     held = [
         ("bank", TransactionMetadata(7, 0, 60_000, State.EMPTY, last_update_ms=5), 1),
         ("bank", TransactionMetadata(7, 0, 60_000, State.ONGOING, ongoing, 4, 5, 7), 1),
-        ('b"ä\n', TransactionMetadata(
-            7, 32767, 60_000, State.PREPARE_ABORT, frozenset({TopicPartition("t", 1)}), 4, 5,
-            previous_producer_id=7, next_producer_id=9, last_epoch=4, client_version=2,
-        ), 1),
+        (
+            'b"ä\n',
+            TransactionMetadata(
+                7,
+                32767,
+                60_000,
+                State.PREPARE_ABORT,
+                frozenset({TopicPartition("t", 1)}),
+                4,
+                5,
+                previous_producer_id=7,
+                next_producer_id=9,
+                last_epoch=4,
+                client_version=2,
+            ),
+            1,
+        ),
         ("bank", TransactionMetadata(7, 0, 60_000, State.COMPLETE_COMMIT, frozenset(), 4, 5), 0),
         ("bank", TransactionMetadata(7, 0, 60_000, State.EMPTY), 0),
         ("bank", None, 1),
-    ]  # fmt: skip
+    ]
     rows = [TransactionRecord(*fields).encode() for fields in held]
     unknown = struct.pack(">hh", 5, 1) + b"x"
     rows += [(unknown, b"yy"), (unknown, None)]

@@ -23,8 +23,11 @@ def test_lines_are_values(kept, kept_broker):
     kept("produce", topic, stdin=b"one\r\ntwo\n\nlast \xff without newline")
     found = produced(kept_broker, topic)
     assert [(r.key, r.value) for r in found] == [
-        (None, b"one"), (None, b"two"), (None, b""), (None, b"last \xff without newline"),
-    ]  # fmt: skip
+        (None, b"one"),
+        (None, b"two"),
+        (None, b""),
+        (None, b"last \xff without newline"),
+    ]
 
 
 def test_nothing_is_nothing(kept, kept_broker):
@@ -261,12 +264,13 @@ def test_a_run_that_is_fenced_or_interrupted_writes_nothing(kept, kept_broker):
         (("--transactional-id", "cli-x", "--acks", "1"), 2, "needs --acks all, not 1"),
         (("--transaction-timeout", "9"), 2, "--transaction-timeout needs --transactional-id"),
         (
-            ("--transactional-id", "cli-x", "--transaction-timeout", "1000"), 1,
+            ("--transactional-id", "cli-x", "--transaction-timeout", "1000"),
+            1,
             "InitProducerId of cli-x: INVALID_TRANSACTION_TIMEOUT (the timeout is above the "
             "node's transaction.max.timeout.ms)",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_transactional_ids_refuse(kept, kept_broker, options, status, said):
     ran = kept("produce", kept_broker.create_topic(), *options, stdin="x\n", status=status)
     assert said in ran.err

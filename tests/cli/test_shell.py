@@ -59,12 +59,16 @@ def test_no_summary_of_a_command_is_cut_off(name):
 def test_the_tree_of_commands_is_that_of_the_documents():
     names = {" ".join(p) for p in PATHS}
     assert names >= {
-        "serve", "produce", "consume", "log dump", "log check",
+        "serve",
+        "produce",
+        "consume",
+        "log dump",
+        "log check",
         *(f"local {c}" for c in ("up", "status", "stop", "kill", "start", "down")),
         *(f"topic {c}" for c in ("create", "list", "describe", "alter", "delete")),
         *(f"group {c}" for c in ("list", "describe", "reset-offsets", "delete")),
         *(f"compact {c}" for c in ("status", "now", "explain", "why-missing", "retry")),
-    }  # fmt: skip
+    }
 
 
 def test_every_command_of_the_list_is_there_and_says_what_it_does():
@@ -236,9 +240,15 @@ def test_bytes_for_people_never_move_the_cursor(data, shown):
 
 @pytest.mark.parametrize(
     ("count", "shown"),
-    [(None, None), (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1 << 30, "1.0 GiB"),
-     (150 << 20, "150 MiB")],
-)  # fmt: skip
+    [
+        (None, None),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1 << 30, "1.0 GiB"),
+        (150 << 20, "150 MiB"),
+    ],
+)
 def test_sizes(count, shown):
     assert output.size(count) == shown
 

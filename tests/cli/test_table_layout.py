@@ -125,8 +125,10 @@ TABLES = st.integers(1, 9).flatmap(
 @example(([["a a" * 10, "a b" * 10]], [False, False]), 40)
 def test_nothing_is_lost_and_all_fits(table, width):
     rows, numeric = table
-    rows = [[cell[:12] if right else cell for cell, right in zip(row, numeric, strict=True)]
-            for row in rows]  # fmt: skip
+    rows = [
+        [cell[:12] if right else cell for cell, right in zip(row, numeric, strict=True)]
+        for row in rows
+    ]
     head = [f"COLUMN {chr(67 + number)}" for number in range(len(numeric))]  # no a, b or 1
     lines = fitted([head, *rows], numeric, width)
     assert max(map(width_of, lines)) <= width

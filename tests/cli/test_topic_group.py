@@ -14,9 +14,16 @@ from tests.cli.conftest import Kept
 def test_a_topic_from_creation_to_deletion(kept, kept_broker):
     name = kept_broker.topic()
     ran = kept(
-        "topic", "create", name, "--partitions", 3, "--config", "cleanup.policy=compact",
-        "--config", "segment.bytes=4096",
-    )  # fmt: skip
+        "topic",
+        "create",
+        name,
+        "--partitions",
+        3,
+        "--config",
+        "cleanup.policy=compact",
+        "--config",
+        "segment.bytes=4096",
+    )
     assert ran.out == f"created topic {name} with 3 partitions\n"
     assert "TOPIC_ALREADY_EXISTS" in kept("topic", "create", name, status=1).err
     assert kept("topic", "create", name, "--if-not-exists").out == f"topic {name} exists\n"
@@ -36,8 +43,15 @@ def test_a_topic_from_creation_to_deletion(kept, kept_broker):
         assert p["last_compaction_ms"] is None
         assert p["reason"]
     shown = kept("topic", "describe", name).out
-    for word in (f"Topic: {name}", "Partitions: 3", "cleanup.policy: compact", "DIRTY RATIO",
-                 "LAST COMPACTION", "0 %", "never"):  # fmt: skip
+    for word in (
+        f"Topic: {name}",
+        "Partitions: 3",
+        "cleanup.policy: compact",
+        "DIRTY RATIO",
+        "LAST COMPACTION",
+        "0 %",
+        "never",
+    ):
         assert word in shown
 
     kept("topic", "alter", name, "--config", "segment.ms=5000", "--delete-config", "segment.bytes")
@@ -95,8 +109,9 @@ def test_a_group_from_first_commit_to_deletion(kept, kept_broker):
     assert rows[1]["lag"] == 0
     assert f"Group: {group}" in kept("group", "describe", group).out
 
-    dry = kept("group", "reset-offsets", group, "--topic", topic, "--to", "earliest", "--dry-run",
-               "--json").json  # fmt: skip
+    dry = kept(
+        "group", "reset-offsets", group, "--topic", topic, "--to", "earliest", "--dry-run", "--json"
+    ).json
     assert [(d["before"], d["after"]) for d in dry] == [(3, 0), (1, 0)]
     assert kept("group", "describe", group, "--json").json == described
     kept("group", "reset-offsets", group, "--topic", topic, "--to", "1", "--partition", 0)
@@ -153,12 +168,14 @@ def test_what_is_offline_is_shown_without_waiting():
         cluster.start(0)
         parts = kept("topic", "describe", "t", "--json").json["partitions"]
         assert [(p["leader"], p["log_start_offset"], p["high_watermark"]) for p in parts] == [
-            (0, 0, 1), (-1, None, None),
-        ]  # fmt: skip
+            (0, 0, 1),
+            (-1, None, None),
+        ]
         rows = kept("group", "describe", "g", "--json").json["partitions"]
         assert [(r["committed_offset"], r["high_watermark"], r["lag"]) for r in rows] == [
-            (1, 1, 0), (1, None, None),
-        ]  # fmt: skip
+            (1, 1, 0),
+            (1, None, None),
+        ]
         # Nobody waits for what does not mend itself; what is there is served.
         for command in (
             ("produce", "t", "--partition", 1),

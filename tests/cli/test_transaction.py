@@ -48,9 +48,11 @@ def test_an_id_from_its_transaction_to_the_fence(
         return found.get("payments")
 
     assert listed() == {
-        "transactional_id": "payments", "coordinator": 0, "producer_id": producer_id,
+        "transactional_id": "payments",
+        "coordinator": 0,
+        "producer_id": producer_id,
         "state": "Ongoing",
-    }  # fmt: skip
+    }
     assert listed("--state", "Ongoing") and not listed("--state", "CompleteCommit")
     lines = [line.split() for line in kept("transaction", "list").lines]
     assert ["payments", "0", str(producer_id), "Ongoing"] in lines
@@ -64,9 +66,13 @@ def test_an_id_from_its_transaction_to_the_fence(
     shown = kept("transaction", "describe", "payments").out
     assert "State: Empty" in shown and "Began: -\n" in shown
     refused = connection.ask(
-        END, 3, transactional_id="payments", producer_id=producer_id, producer_epoch=0,
+        END,
+        3,
+        transactional_id="payments",
+        producer_id=producer_id,
+        producer_epoch=0,
         committed=True,
-    )  # fmt: skip
+    )
     assert refused.error_code is ErrorCode.producer_fenced
 
 

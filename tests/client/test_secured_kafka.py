@@ -66,7 +66,7 @@ MISFITS = [
     ("SSL", ("SASL_SSL", "PLAIN"), AuthenticationFailed, "wants a? ?.*certificate of this side"),
     ("SASL_PLAINTEXT", ("SASL_SSL", "PLAIN"), ConnectionFailed, "ended the TLS handshake"),
     ("SASL_SSL", ("SASL_PLAINTEXT", "PLAIN"), ConnectionFailed, "of this security.protocol"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("listener", "given", "kind", "said"), MISFITS)
@@ -96,7 +96,7 @@ def test_certificates_that_are_not_trusted_are_told_by_whose_they_are(kafka, tmp
         ({"ssl.truststore.location": strangers.ca_path}, "certificate is not trusted: unable"),
         ({"ssl.keystore.location": strangers.path("ada")}, "alert certificate unknown: the other"),
         ({"ssl.keystore.location": None}, "wants the certificate of this side .* is none"),
-    ):  # fmt: skip
+    ):
         wrong = {n: v for n, v in (properties | changed).items() if v is not None}
         with pytest.raises(AuthenticationFailed, match=said):
             ask(kafka.bootstrap["SSL"], wrong)

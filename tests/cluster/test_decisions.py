@@ -39,10 +39,28 @@ from kept.storage.errors import PeerError, RetriableError
 
 BROKERS = 4
 OPS = (
-    "register", "register-clean", "fence", "unfence", "shut-down", "unregister", "create",
-    "delete", "grow", "isr", "isr-stale", "preferred", "unclean", "clear-elr", "longest",
-    "reassign", "cancel", "finish", "balance", "offline", "batch",
-)  # fmt: skip
+    "register",
+    "register-clean",
+    "fence",
+    "unfence",
+    "shut-down",
+    "unregister",
+    "create",
+    "delete",
+    "grow",
+    "isr",
+    "isr-stale",
+    "preferred",
+    "unclean",
+    "clear-elr",
+    "longest",
+    "reassign",
+    "cancel",
+    "finish",
+    "balance",
+    "offline",
+    "batch",
+)
 steps = st.lists(
     st.tuples(st.sampled_from(OPS), st.integers(0, BROKERS - 1), st.integers(0, 2**12)), max_size=60
 )

@@ -103,11 +103,16 @@ class Together:
             partition_election.alter_isr(
                 self.image,
                 AlterIsr(
-                    TOPIC, 0, leader, self.epoch(leader), state.leader_epoch,
-                    state.partition_epoch, members,
+                    TOPIC,
+                    0,
+                    leader,
+                    self.epoch(leader),
+                    state.leader_epoch,
+                    state.partition_epoch,
+                    members,
                 ),
             )
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("order", [*permutations(NODES)])

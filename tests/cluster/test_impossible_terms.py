@@ -45,8 +45,13 @@ def test_a_node_in_an_impossible_term_says_so_at_its_start(term: int) -> None:
 
 
 def hint(sender: int, **more) -> LeaderHint:
-    return LeaderHint(term=0, sender=sender, to=0, directory_id=UUID(int=sender + 1),
-                      **{"leader_id": -1, "last_index": 0, **more})  # fmt: skip
+    return LeaderHint(
+        term=0,
+        sender=sender,
+        to=0,
+        directory_id=UUID(int=sender + 1),
+        **{"leader_id": -1, "last_index": 0, **more},
+    )
 
 
 def test_a_stranger_ends_no_founder_and_keeps_none_from_founding() -> None:

@@ -80,11 +80,16 @@ class World:
         self.disk.now_ms = self.now
         state = applying.load_state(DIRECTORY, self.disk)
         self.log = Log.open(
-            DIRECTORY, TP, TOPIC_ID, self.config, self.disk, now_ms=self.now,
+            DIRECTORY,
+            TP,
+            TOPIC_ID,
+            self.config,
+            self.disk,
+            now_ms=self.now,
             recovery_point=self.checkpointed(Checkpoint.RECOVERY_POINTS),
-            unfinished_swap=state.unfinished, compacted_to=state.end_offset if state.applied else
-            None,
-        )  # fmt: skip
+            unfinished_swap=state.unfinished,
+            compacted_to=state.end_offset if state.applied else None,
+        )
         self.state = applying.complete_swap(DIRECTORY, self.disk, state)
         return self
 
@@ -99,10 +104,15 @@ class World:
             for row in rows
         ]
         data = build_batch(
-            full, codec=codec, producer_id=pid, producer_epoch=epoch if pid >= 0 else -1,
-            base_sequence=sequence, is_transactional=transactional, leader_epoch=0,
+            full,
+            codec=codec,
+            producer_id=pid,
+            producer_epoch=epoch if pid >= 0 else -1,
+            base_sequence=sequence,
+            is_transactional=transactional,
+            leader_epoch=0,
             base_offset=self.log.log_end_offset if transactional else 0,
-        )  # fmt: skip
+        )
         if transactional:
             self.log.append_as_follower(data, self.now)
             self.log.write()
@@ -123,10 +133,14 @@ class World:
         """End a transaction."""
         value = struct.pack(">hi", 0, 0)
         data = build_batch(
-            [(self.now, struct.pack(">hh", 0, int(commit)), value, ())], producer_id=pid,
-            producer_epoch=epoch, is_transactional=True, is_control=True, leader_epoch=0,
+            [(self.now, struct.pack(">hh", 0, int(commit)), value, ())],
+            producer_id=pid,
+            producer_epoch=epoch,
+            is_transactional=True,
+            is_control=True,
+            leader_epoch=0,
             base_offset=self.log.log_end_offset,
-        )  # fmt: skip
+        )
         self.log.append_as_follower(data, self.now)
         self.log.write()
         return self.log.log_end_offset - 1
@@ -143,9 +157,13 @@ class World:
     def job(self, made, **limits):
         generation = planner.next_generation(self.state.applied, 0)
         return job_builder.job_for(
-            self.log, made, generation, now_ms=self.now, hash_key=self.seed.randbytes(16),
+            self.log,
+            made,
+            generation,
+            now_ms=self.now,
+            hash_key=self.seed.randbytes(16),
             limits=planner.Limits(**limits),
-        )  # fmt: skip
+        )
 
     def clean(self, *, on_demand=True, lso=None, **limits):
         """One pass if it is due; returns its result, or None."""

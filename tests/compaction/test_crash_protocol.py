@@ -86,11 +86,16 @@ def start(w, disk):
     w.disk = disk
     state, known = recover.before(w.path, disk, False)
     w.log = Log.open(
-        w.path, w.log.topic_partition, w.log.topic_id, w.config, disk, now_ms=w.now,
+        w.path,
+        w.log.topic_partition,
+        w.log.topic_id,
+        w.config,
+        disk,
+        now_ms=w.now,
         recovery_point=w.checkpointed(Checkpoint.RECOVERY_POINTS),
         unfinished_swap=None if state is None else state.unfinished,
         compacted_to=None if state is None or state.applied is None else state.end_offset,
-    )  # fmt: skip
+    )
     if state is not None:
         state, known = recover.after(
             w.path, disk, state, False, w.log.log_end_offset, segments=w.log.segments

@@ -38,10 +38,14 @@ HELD = Generation(0, 9)
 
 def fetched(w, pid: int, number: int, epoch: int, *, transactional: bool = False) -> None:
     data = build_batch(
-        [(w.now, b"k%d" % (number % 3), b"%d" % number * 30, ())], producer_id=pid,
-        producer_epoch=0, base_sequence=number, is_transactional=transactional,
-        leader_epoch=epoch, base_offset=w.log.log_end_offset,
-    )  # fmt: skip
+        [(w.now, b"k%d" % (number % 3), b"%d" % number * 30, ())],
+        producer_id=pid,
+        producer_epoch=0,
+        base_sequence=number,
+        is_transactional=transactional,
+        leader_epoch=epoch,
+        base_offset=w.log.log_end_offset,
+    )
     w.log.append_as_follower(data, w.now)
     w.log.write()
 
@@ -86,10 +90,16 @@ def follower(w) -> LocalReplica:
     context = manifest_context(calls, disk=disk)
     given: Any = Given(on_still_lost=None, on_later_epoch_answered=None)
     roles = RoleChanges(
-        runtime=context.runtime, metadata=context.metadata, identity=context.identity,
-        table=context.table, failures=context.failures, counters=Counters(),
-        fetchers=context.fetchers, alter_partition=given, notifier=context.notifier,
-    )  # fmt: skip
+        runtime=context.runtime,
+        metadata=context.metadata,
+        identity=context.identity,
+        table=context.table,
+        failures=context.failures,
+        counters=Counters(),
+        fetchers=context.fetchers,
+        alter_partition=given,
+        notifier=context.notifier,
+    )
     of_log = log_directory(w.log.directory, disk)
     w.log.before_cut = partial(of_log.lower_checkpoints, w.log.topic_partition)
     directory = LocalDirectory(of_log, cast("Any", InlinePool()), "/")

@@ -19,12 +19,22 @@ print(type(found).__name__)
 def test_it_is_found_when_installed(tmp_path):
     subprocess.run(
         [
-            sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation",
-            "--no-index", "--disable-pip-version-check", "--target", str(tmp_path / "site"),
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "--disable-pip-version-check",
+            "--target",
+            str(tmp_path / "site"),
             str(copy(tmp_path)),
         ],
-        check=True, timeout=280,
-    )  # fmt: skip
+        check=True,
+        timeout=280,
+    )
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n{USE}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "FirstAndLatest", done.stderr
@@ -43,8 +53,11 @@ def copy(tmp_path):
 def test_its_own_tests_pass():
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE)],
-        capture_output=True, text=True, timeout=280, cwd=EXAMPLE,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=EXAMPLE,
         env={"PYTHONPATH": str(EXAMPLE), "PATH": ""},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout

@@ -66,9 +66,13 @@ def test_replicas_are_equal(kit, monkeypatch, name: str, seed: int) -> None:
     monkeypatch.setitem(strategy.BUILT_IN, "lots", Lots)
     rnd = random.Random(seed)
     both = Pair(
-        kit, compaction_strategy=name, raw=STRATEGIES[name], delete_retention_ms=HOUR_MS,
-        segment_bytes=2_000, index_interval_bytes=256,
-    )  # fmt: skip
+        kit,
+        compaction_strategy=name,
+        raw=STRATEGIES[name],
+        delete_retention_ms=HOUR_MS,
+        segment_bytes=2_000,
+        index_interval_bytes=256,
+    )
     last_data(both, rnd)
     passes = 0
     for _ in range(5):

@@ -51,18 +51,25 @@ def real_world(kit, monkeypatch, directory, **changes):
 def test_dump_log_segments_accepts_cleaned_files(kit, kafka_dist, tmp_path, monkeypatch):
     directory = tmp_path / "t-0"
     w = real_world(
-        kit, monkeypatch, directory, segment_bytes=9000, index_interval_bytes=400,
+        kit,
+        monkeypatch,
+        directory,
+        segment_bytes=9000,
+        index_interval_bytes=400,
         delete_retention_ms=1000,
-    )  # fmt: skip
+    )
     draw = random.Random(5)
     sequence = 0
     for generation in range(3):
         for n in range(150):
             rows = [
-                (b"k%d" % draw.randrange(200), None if draw.random() < 0.2 else b"v" * n,
-                 w.now - draw.randrange(50))
+                (
+                    b"k%d" % draw.randrange(200),
+                    None if draw.random() < 0.2 else b"v" * n,
+                    w.now - draw.randrange(50),
+                )
                 for _ in range(draw.randrange(1, 6))
-            ]  # fmt: skip
+            ]
             if n % 10 == 0:
                 w.append(*rows, pid=9, sequence=sequence, transactional=True)
                 w.marker(9, commit=n % 20 == 0)
@@ -128,29 +135,36 @@ def emptied_batches(time_index):
     timestamps, offsets = decode_entries(time_index.read_bytes())
     base = int(time_index.stem)
     return {
-        timestamp for timestamp, offset in zip(timestamps, offsets, strict=True)
+        timestamp
+        for timestamp, offset in zip(timestamps, offsets, strict=True)
         if empty.get(base + offset) == timestamp
-    }  # fmt: skip
+    }
 
 
 def random_log(kit, monkeypatch, directory, seed):
     """A log of random settings and batches, cleaned up to three times."""
     draw = random.Random(seed)
     w = real_world(
-        kit, monkeypatch, directory, segment_bytes=draw.choice([3000, 9000, 100_000]),
+        kit,
+        monkeypatch,
+        directory,
+        segment_bytes=draw.choice([3000, 9000, 100_000]),
         index_interval_bytes=draw.choice([0, 100, 400, 4096]),
         delete_retention_ms=draw.choice([0, 1000, 10**9]),
         message_timestamp_type=draw.choice(list(TimestampType)),
-    )  # fmt: skip
+    )
     sequences = dict.fromkeys(range(8), 0)
     for _ in range(draw.randrange(1, 4)):
         keys = draw.choice([5, 50, 500])
         for _ in range(draw.randrange(20, 150)):
             rows = [
-                (b"k%d" % draw.randrange(keys), None if draw.random() < 0.2 else b"v" * 50,
-                 w.now - draw.randrange(50))
+                (
+                    b"k%d" % draw.randrange(keys),
+                    None if draw.random() < 0.2 else b"v" * 50,
+                    w.now - draw.randrange(50),
+                )
                 for _ in range(draw.randrange(1, 6))
-            ]  # fmt: skip
+            ]
             pid, codec = draw.randrange(8), Codec(draw.randrange(5))
             if pid < 2:
                 w.append(*rows, pid=pid, sequence=sequences[pid], transactional=True)
@@ -220,10 +234,13 @@ def create(bootstrap):
     from confluent_kafka.admin import NewTopic
 
     config = {
-        "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01",
-        "segment.bytes": "1048576", "min.compaction.lag.ms": "999999999999",
-        "delete.retention.ms": "60000000", "index.interval.bytes": "0",
-    }  # fmt: skip
+        "cleanup.policy": "compact",
+        "min.cleanable.dirty.ratio": "0.01",
+        "segment.bytes": "1048576",
+        "min.compaction.lag.ms": "999999999999",
+        "delete.retention.ms": "60000000",
+        "index.interval.bytes": "0",
+    }
     topic = NewTopic(TOPIC, 1, 1, config=config)
     client = admin(bootstrap)
     client.create_topics([topic])[TOPIC].result(60)
@@ -278,10 +295,17 @@ def batches_of(log):
 def comparable(batch):
     header, rows = batch
     return (
-        header.base_offset, header.last_offset, header.record_count, header.attributes,
-        header.max_timestamp, header.producer_id, header.producer_epoch, header.base_sequence,
-        header.partition_leader_epoch, rows,
-    )  # fmt: skip
+        header.base_offset,
+        header.last_offset,
+        header.record_count,
+        header.attributes,
+        header.max_timestamp,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        header.partition_leader_epoch,
+        rows,
+    )
 
 
 @kernels
@@ -291,9 +315,7 @@ def test_kafkas_cleaner_keeps_the_same(kit, kafka_dist, cleaned_by_kafka, tmp_pa
     directory = tmp_path / f"{TOPIC}-0"
     shutil.copytree(before, directory)
     (directory / layout.PARTITION_METADATA).unlink()
-    w = real_world(
-        kit, monkeypatch, directory, segment_bytes=1 << 20, index_interval_bytes=0
-    )  # fmt: skip
+    w = real_world(kit, monkeypatch, directory, segment_bytes=1 << 20, index_interval_bytes=0)
     w.now = time.time_ns() // 1_000_000
     total = len(w.offsets())
     assert w.clean(lso=w.log.log_end_offset).removed.keys() >= {"superseded", "aborted"}

@@ -33,8 +33,12 @@ def python_siphash128(key, data):
     """SipHash-2-4-128 as its paper describes it."""
     mask = (1 << 64) - 1
     k0, k1 = (int.from_bytes(key[i : i + 8], "little") for i in (0, 8))
-    v = [k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D ^ 0xEE, k0 ^ 0x6C7967656E657261,
-         k1 ^ 0x7465646279746573]  # fmt: skip
+    v = [
+        k0 ^ 0x736F6D6570736575,
+        k1 ^ 0x646F72616E646F6D ^ 0xEE,
+        k0 ^ 0x6C7967656E657261,
+        k1 ^ 0x7465646279746573,
+    ]
 
     def rotate(x, bits):
         return (x << bits | x >> (64 - bits)) & mask
@@ -178,11 +182,16 @@ def make_log(draw, count=30, gaps=True):
             offsets.append(offset + i)
         horizon = draw.choice([None, None, 500, 5000])
         out += build_batch(
-            rows, base_offset=offset, offsets=offsets, last_offset=offset + size - 1,
-            codec=codec if rows else Codec.NONE, delete_horizon_ms=horizon if rows else None,
-            producer_id=draw.choice([-1, 3]), leader_epoch=draw.randrange(3),
+            rows,
+            base_offset=offset,
+            offsets=offsets,
+            last_offset=offset + size - 1,
+            codec=codec if rows else Codec.NONE,
+            delete_horizon_ms=horizon if rows else None,
+            producer_id=draw.choice([-1, 3]),
+            leader_epoch=draw.randrange(3),
             timestamp_type=TimestampType(draw.randrange(2)),
-        )  # fmt: skip
+        )
         offset += size + (draw.choice([0, 0, 2]) if gaps else 0)
     return out
 
@@ -232,9 +241,15 @@ def test_both_kernels_scan_alike(fast, seed):
         common = {"now_ms": 1000, "producers": pairs, "uncleanable": end}
         mapped = scan_all(module, data, mode=MAP, map=offsets, first=first, **common)
         looked = scan_all(
-            module, data, mode=LOOKUP, map=offsets, first=2, last=first, survivors=survivors,
+            module,
+            data,
+            mode=LOOKUP,
+            map=offsets,
+            first=2,
+            last=first,
+            survivors=survivors,
             **common,
-        )  # fmt: skip
+        )
         facts = scan_all(module, data, mode=STATS, **common)
         offsets.finish()
         results.append((mapped, looked, facts, offsets.winners(first, end).tolist()))
@@ -326,8 +341,10 @@ def test_both_filters_write_alike_and_right(fast, seed):
     there = list(records(data))
     survivors = sorted(r.offset for r in there if draw.random() < draw.choice([0.1, 0.5, 0.95]))
     batches = [h for _, h in headers(data)]
-    alive = {h.base_offset: [o for o in survivors if h.base_offset <= o <= h.last_offset]
-             for h in batches}  # fmt: skip
+    alive = {
+        h.base_offset: [o for o in survivors if h.base_offset <= o <= h.last_offset]
+        for h in batches
+    }
     empties = [h.base_offset for h in batches if not alive[h.base_offset] and draw.random() < 0.5]
     horizons = [
         (h.base_offset, draw.choice([7, 10**13]))

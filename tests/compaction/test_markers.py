@@ -24,9 +24,20 @@ def decided(*events: int | Control, end: int = 20, clean_to: int = 20, **rest: b
     source = Source(0, 20, 1000, 0)
     facts = ScanStats(source, events=list(events))
     job = Job(
-        "d", "t", 0, str(UUID(int=1)), Generation(1, 1), 0, 0, end, (source,), NOW, b"",
-        LogConfig(delete_retention_ms=500), **rest,
-    )  # fmt: skip
+        "d",
+        "t",
+        0,
+        str(UUID(int=1)),
+        Generation(1, 1),
+        0,
+        0,
+        end,
+        (source,),
+        NOW,
+        b"",
+        LogConfig(delete_retention_ms=500),
+        **rest,
+    )
     return decide(job, [facts], clean_to)[0]
 
 

@@ -74,17 +74,23 @@ STRATEGIES = {
 def run(world, history, strategy, append_time, segment_bytes):
     pick, raw = STRATEGIES[strategy]
     w = world(
-        delete_retention_ms=RETENTION, segment_bytes=segment_bytes, compaction_strategy=strategy,
-        raw=raw, message_timestamp_type=TimestampType(int(append_time)), index_interval_bytes=50,
-    )  # fmt: skip
+        delete_retention_ms=RETENTION,
+        segment_bytes=segment_bytes,
+        compaction_strategy=strategy,
+        raw=raw,
+        message_timestamp_type=TimestampType(int(append_time)),
+        index_interval_bytes=50,
+    )
     log, horizons, sequence = [], {}, 0
     for kind, *args in history:
         if kind == "batch":
             given_rows, codec, idempotent = args
             base = w.append(
-                *((key, value, w.now - ago) for key, value, ago in given_rows), codec=codec,
-                pid=7 if idempotent else -1, sequence=sequence if idempotent else -1,
-            )  # fmt: skip
+                *((key, value, w.now - ago) for key, value, ago in given_rows),
+                codec=codec,
+                pid=7 if idempotent else -1,
+                sequence=sequence if idempotent else -1,
+            )
             sequence += len(given_rows) if idempotent else 0
             for i, (key, value, ago) in enumerate(given_rows):
                 timestamp = w.now if append_time else w.now - ago
@@ -107,10 +113,12 @@ def run(world, history, strategy, append_time, segment_bytes):
             elif not asked and w.state.end_offset == w.state.clean_to == end:
                 w.clean(on_demand=False)
                 log = [
-                    r for r in log
-                    if r.offset >= end or r.value is not None
+                    r
+                    for r in log
+                    if r.offset >= end
+                    or r.value is not None
                     or horizons.get(r.batch, NEVER) > w.now
-                ]  # fmt: skip
+                ]
         assert [(r.offset, r.timestamp, r.key, r.value) for r in w.records()] == [
             r[:4] for r in log
         ]

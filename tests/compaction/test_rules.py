@@ -77,9 +77,15 @@ def test_a_rewritten_batch_keeps_what_rule_7_says(world):
     assert new.max_timestamp == w.now + 50
     assert new.record_count == 2
     for name in (
-        "base_offset", "last_offset_delta", "partition_leader_epoch", "producer_id", "attributes",
-        "producer_epoch", "base_sequence", "base_timestamp",
-    ):  # fmt: skip
+        "base_offset",
+        "last_offset_delta",
+        "partition_leader_epoch",
+        "producer_id",
+        "attributes",
+        "producer_epoch",
+        "base_sequence",
+        "base_timestamp",
+    ):
         assert getattr(new, name) == getattr(old, name), name
 
 

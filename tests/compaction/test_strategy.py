@@ -22,9 +22,13 @@ from kept.storage.types import Codec
 from kept.testing.strategies import check_strategy, clean
 
 BUILT_IN = [
-    Latest(), LatestN(1), LatestN(3), HighestVersion(), HighestVersion("version"),
+    Latest(),
+    LatestN(1),
+    LatestN(3),
+    HighestVersion(),
+    HighestVersion("version"),
     parse_prefixes("user.=latest-n:3,cfg.=highest-version:version"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("strategy", BUILT_IN, ids=lambda s: type(s).__name__)

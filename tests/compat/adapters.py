@@ -120,9 +120,7 @@ class Librdkafka:
     """confluent-kafka."""
 
     def __init__(self, security: Mapping[str, str] = PLAINTEXT) -> None:
-        self.common = {
-            "log_level": 0, "reconnect.backoff.max.ms": 500, **for_librdkafka(security)
-        }  # fmt: skip
+        self.common = {"log_level": 0, "reconnect.backoff.max.ms": 500, **for_librdkafka(security)}
 
     def create(self, bootstrap: str, topic: str) -> None:
         admin = AdminClient({"bootstrap.servers": bootstrap, **self.common})
@@ -190,9 +188,13 @@ class _RdMember:
             self._consumer.commit(asynchronous=False)
         except KafkaException as error:
             assert error.args[0].name() in {
-                "REBALANCE_IN_PROGRESS", "ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "_NO_OFFSET",
-                "NOT_COORDINATOR", "_ASSIGNMENT_LOST",
-            }, error  # fmt: skip
+                "REBALANCE_IN_PROGRESS",
+                "ILLEGAL_GENERATION",
+                "UNKNOWN_MEMBER_ID",
+                "_NO_OFFSET",
+                "NOT_COORDINATOR",
+                "_ASSIGNMENT_LOST",
+            }, error
 
     def close(self) -> None:
         self._consumer.close()

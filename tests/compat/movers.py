@@ -72,11 +72,15 @@ def read(bootstrap: str, topic: str, partitions: int, isolation: str) -> list[tu
     """(key, value) of all records up to the end that a consumer of this isolation sees."""
     consumer = Consumer(
         {
-            "bootstrap.servers": bootstrap, "group.id": f"{topic}-check",
-            "isolation.level": isolation, "auto.offset.reset": "earliest",
-            "enable.auto.commit": False, "enable.partition.eof": True, "log_level": 0,
+            "bootstrap.servers": bootstrap,
+            "group.id": f"{topic}-check",
+            "isolation.level": isolation,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "log_level": 0,
         }
-    )  # fmt: skip
+    )
     consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
     values, ended, deadline = [], set(), time.monotonic() + 60
     while len(ended) < partitions:

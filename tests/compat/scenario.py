@@ -210,8 +210,9 @@ def _story(
             sent.extend(values)
         cluster.wait_until(
             lambda: len(seen) == len(sent) or any(one.error for one in reading),
-            "everything sent is read", DEADLINE_S,
-        )  # fmt: skip
+            "everything sent is read",
+            DEADLINE_S,
+        )
 
     try:
         join()

@@ -31,12 +31,22 @@ class Application:
         with (state.parent / "app.log").open("ab") as log:
             process = subprocess.Popen(
                 [
-                    "java", kafka_dist.HEAP, *kafka_dist.QUICK_START, "-cp", f"{libraries}/*",
-                    str(SOURCES / f"{self.name}.java"), self.bootstrap, f"{self.source}-app",
-                    self.source, self.target, str(state), self.guarantee,
+                    "java",
+                    kafka_dist.HEAP,
+                    *kafka_dist.QUICK_START,
+                    "-cp",
+                    f"{libraries}/*",
+                    str(SOURCES / f"{self.name}.java"),
+                    self.bootstrap,
+                    f"{self.source}-app",
+                    self.source,
+                    self.target,
+                    str(state),
+                    self.guarantee,
                 ],
-                stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
         try:
             yield process
         finally:

@@ -124,14 +124,16 @@ def test_a_listener_accepts_as_often_as_kafkas(kafka_dist: ModuleType, tmp_path:
     with (
         Cluster(max_connection_creation_rate=RATE, socket_listen_backlog_size=200) as cluster,
         kafka_dist.Broker(
-            tmp_path, free_port(above=[1]), **{
+            tmp_path,
+            free_port(above=[1]),
+            **{
                 "listener.name.plaintext.max.connection.creation.rate": RATE,
                 # What nodes speak over goes by its listener's own rate alone.
                 "inter.broker.listener.name": "PLAINTEXT",
                 "socket.listen.backlog.size": 200,
             },
         ) as broker,
-    ):  # fmt: skip
+    ):
         time.sleep(11)  # the window of what the start itself connected
         for bootstrap in (cluster.bootstrap, broker.bootstrap):
             told = connected(bootstrap, AT_ONCE + 2 * RATE, "127.0.0.1")
@@ -191,10 +193,19 @@ def test_a_producer_keeps_to_its_rate(kafka_dist: ModuleType) -> None:
         create(connection, 7, "perf", 1)
         assert alter(connection, {"client-id": "perf"}, producer_byte_rate=200_000) == (0, None)
         said = kafka_dist.run(
-            PERF, "--topic", "perf", "--num-records", "5000", "--record-size", "1000",
-            "--throughput", "-1", "--producer-props", f"bootstrap.servers={cluster.bootstrap}",
+            PERF,
+            "--topic",
+            "perf",
+            "--num-records",
+            "5000",
+            "--record-size",
+            "1000",
+            "--throughput",
+            "-1",
+            "--producer-props",
+            f"bootstrap.servers={cluster.bootstrap}",
             "client.id=perf",
-        )  # fmt: skip
+        )
         connection.close()
     rates = re.findall(r"5000 records sent, (\d+(?:\.\d+)?) records/sec", said)
     assert rates and 150 < float(rates[-1]) < 450, said

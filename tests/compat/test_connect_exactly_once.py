@@ -63,8 +63,9 @@ class Worker:
                 kafka_dist.command(
                     "org.apache.kafka.connect.cli.ConnectDistributed", str(self._config)
                 ),
-                stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
         try:
             wait(self._serves, "the worker serves")
             yield process
@@ -83,13 +84,16 @@ class Worker:
         """Make the connector."""
         config = {
             "connector.class": "org.apache.kafka.connect.file.FileStreamSourceConnector",
-            "tasks.max": "1", "file": str(self.file), "topic": self.topic,
+            "tasks.max": "1",
+            "file": str(self.file),
+            "topic": self.topic,
             "exactly.once.support": "required",
-        }  # fmt: skip
+        }
         request = urllib.request.Request(
-            f"{self._url}/connectors", json.dumps({"name": self.topic, "config": config}).encode(),
+            f"{self._url}/connectors",
+            json.dumps({"name": self.topic, "config": config}).encode(),
             {"Content-Type": "application/json"},
-        )  # fmt: skip
+        )
 
         def made() -> bool:
             try:

@@ -20,9 +20,18 @@ def test_topics(broker):
     name = broker.name("tools")
     topics = "org.apache.kafka.tools.TopicCommand"
     created = tool(
-        topics, *at(broker), "--create", "--topic", name, "--partitions", "3",
-        "--replication-factor", "1", "--config", "cleanup.policy=compact",
-    )  # fmt: skip
+        topics,
+        *at(broker),
+        "--create",
+        "--topic",
+        name,
+        "--partitions",
+        "3",
+        "--replication-factor",
+        "1",
+        "--config",
+        "cleanup.policy=compact",
+    )
     assert f"Created topic {name}." in created
     assert name in tool(topics, *at(broker), "--list").splitlines()
     described = tool(topics, *at(broker), "--describe", "--topic", name)
@@ -64,23 +73,48 @@ def test_console_producer_and_consumer(broker):
     tool("org.apache.kafka.tools.TopicCommand", *at(broker), "--create", "--topic", name)
     lines = "".join(f"k{i}:v{i}\n" for i in range(50))
     tool(
-        "org.apache.kafka.tools.ConsoleProducer", *at(broker), "--topic", name,
-        "--reader-property", "parse.key=true", "--reader-property", "key.separator=:", stdin=lines,
-    )  # fmt: skip
+        "org.apache.kafka.tools.ConsoleProducer",
+        *at(broker),
+        "--topic",
+        name,
+        "--reader-property",
+        "parse.key=true",
+        "--reader-property",
+        "key.separator=:",
+        stdin=lines,
+    )
     read = tool(
-        "org.apache.kafka.tools.consumer.ConsoleConsumer", *at(broker), "--topic", name,
-        "--from-beginning", "--max-messages", "50", "--group", name,
-        "--formatter-property", "print.key=true", "--formatter-property", "key.separator=:",
-    )  # fmt: skip
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        *at(broker),
+        "--topic",
+        name,
+        "--from-beginning",
+        "--max-messages",
+        "50",
+        "--group",
+        name,
+        "--formatter-property",
+        "print.key=true",
+        "--formatter-property",
+        "key.separator=:",
+    )
     assert [line for line in read.splitlines() if line.startswith("k")] == lines.splitlines()
     groups = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
     assert name in tool(groups, *at(broker), "--list")
     described = tool(groups, *at(broker), "--describe", "--group", name)
     assert re.search(rf"{name}\s+{name}\s+0\s+50\s+50\s+0\s", described)
     tool(
-        groups, *at(broker), "--group", name, "--reset-offsets", "--to-offset", "10",
-        "--topic", name, "--execute",
-    )  # fmt: skip
+        groups,
+        *at(broker),
+        "--group",
+        name,
+        "--reset-offsets",
+        "--to-offset",
+        "10",
+        "--topic",
+        name,
+        "--execute",
+    )
     described = tool(groups, *at(broker), "--describe", "--group", name)
     assert re.search(rf"{name}\s+{name}\s+0\s+10\s+50\s+40\s", described)
     tool(groups, *at(broker), "--delete", "--group", name)
@@ -91,10 +125,20 @@ def test_offsets_delete_records_and_log_dirs(broker, tmp_path):
     name = broker.name("offsets")
     perf = "org.apache.kafka.tools.ProducerPerformance"
     done = tool(
-        perf, "--topic", name, "--num-records", "5000", "--record-size", "100",
-        "--throughput", "-1",
-        "--producer-props", f"bootstrap.servers={broker.bootstrap}", "acks=all", "linger.ms=5",
-    )  # fmt: skip
+        perf,
+        "--topic",
+        name,
+        "--num-records",
+        "5000",
+        "--record-size",
+        "100",
+        "--throughput",
+        "-1",
+        "--producer-props",
+        f"bootstrap.servers={broker.bootstrap}",
+        "acks=all",
+        "linger.ms=5",
+    )
     assert "5000 records sent" in done
     offsets = "org.apache.kafka.tools.GetOffsetShell"
     assert f"{name}:0:5000" in tool(offsets, *at(broker), "--topic", name)
@@ -105,15 +149,20 @@ def test_offsets_delete_records_and_log_dirs(broker, tmp_path):
         json.dumps({"partitions": [{"topic": name, "partition": 0, "offset": 1234}], "version": 1})
     )
     done = tool(
-        "org.apache.kafka.tools.DeleteRecordsCommand", *at(broker),
-        "--offset-json-file", str(order),
-    )  # fmt: skip
+        "org.apache.kafka.tools.DeleteRecordsCommand", *at(broker), "--offset-json-file", str(order)
+    )
     assert "low_watermark: 1234" in done
     assert f"{name}:0:1234" in tool(offsets, *at(broker), "--topic", name, "--time", "earliest")
     done = tool(
-        "org.apache.kafka.tools.ConsumerPerformance", *at(broker), "--topic", name,
-        "--num-records", "3766", "--timeout", "30000",
-    )  # fmt: skip
+        "org.apache.kafka.tools.ConsumerPerformance",
+        *at(broker),
+        "--topic",
+        name,
+        "--num-records",
+        "3766",
+        "--timeout",
+        "30000",
+    )
     assert re.search(r"\b3766\b", done)
     dirs = tool(
         "org.apache.kafka.tools.LogDirsCommand", *at(broker), "--describe", "--topic-list", name

@@ -35,9 +35,18 @@ def at(cluster: Cluster) -> tuple[str, str]:
 def create(cluster: Cluster, prefix: str, partitions: int = 3) -> str:
     name = cluster.topic(prefix)
     tool(
-        TOPICS, *at(cluster), "--create", "--topic", name, "--partitions", str(partitions),
-        "--replication-factor", "3", "--config", "min.insync.replicas=2",
-    )  # fmt: skip
+        TOPICS,
+        *at(cluster),
+        "--create",
+        "--topic",
+        name,
+        "--partitions",
+        str(partitions),
+        "--replication-factor",
+        "3",
+        "--config",
+        "min.insync.replicas=2",
+    )
     return name
 
 
@@ -49,9 +58,8 @@ def written(cluster: Cluster, name: str) -> int:
 def run_over_a_kill(cluster: Cluster, victim: int, name: str, *args: str) -> str:
     """A tool's output; the node dies when it has done something, and comes back."""
     process = subprocess.Popen(
-        kafka_dist.command(name, *args),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        kafka_dist.command(name, *args), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     try:
         assert process.stdout is not None
         head = process.stdout.readline()
@@ -69,19 +77,41 @@ def run_over_a_kill(cluster: Cluster, victim: int, name: str, *args: str) -> str
 def test_the_perf_tools_lose_nothing_when_a_leader_dies(three):
     name = create(three, "perf")
     done = run_over_a_kill(
-        three, leader(three, name), "org.apache.kafka.tools.ProducerPerformance",
-        "--topic", name, "--num-records", str(RECORDS), "--record-size", "100",
-        "--throughput", "500", "--reporting-interval", "1000",
-        "--bootstrap-server", three.bootstrap,
-        "--command-property", "acks=all", "enable.idempotence=true", "compression.type=lz4",
-    )  # fmt: skip
+        three,
+        leader(three, name),
+        "org.apache.kafka.tools.ProducerPerformance",
+        "--topic",
+        name,
+        "--num-records",
+        str(RECORDS),
+        "--record-size",
+        "100",
+        "--throughput",
+        "500",
+        "--reporting-interval",
+        "1000",
+        "--bootstrap-server",
+        three.bootstrap,
+        "--command-property",
+        "acks=all",
+        "enable.idempotence=true",
+        "compression.type=lz4",
+    )
     assert f"{RECORDS} records sent" in done, done
     assert not re.search(r"^org\.apache\.kafka\.common\.errors", done, re.MULTILINE), done
     assert written(three, name) == RECORDS
     read = tool(
-        "org.apache.kafka.tools.ConsumerPerformance", *at(three), "--topic", name,
-        "--num-records", str(RECORDS), "--timeout", "60000", "--group", name,
-    )  # fmt: skip
+        "org.apache.kafka.tools.ConsumerPerformance",
+        *at(three),
+        "--topic",
+        name,
+        "--num-records",
+        str(RECORDS),
+        "--timeout",
+        "60000",
+        "--group",
+        name,
+    )
     assert re.search(rf"\b{RECORDS}\b", read), read
 
 
@@ -89,14 +119,31 @@ def test_a_group_s_offsets_outlive_its_coordinator(three):
     name = create(three, "console")
     lines = "".join(f"k{i}:v{i}\n" for i in range(50))
     tool(
-        "org.apache.kafka.tools.ConsoleProducer", *at(three), "--topic", name,
-        "--reader-property", "parse.key=true", "--reader-property", "key.separator=:", stdin=lines,
-    )  # fmt: skip
+        "org.apache.kafka.tools.ConsoleProducer",
+        *at(three),
+        "--topic",
+        name,
+        "--reader-property",
+        "parse.key=true",
+        "--reader-property",
+        "key.separator=:",
+        stdin=lines,
+    )
     read = tool(
-        "org.apache.kafka.tools.consumer.ConsoleConsumer", *at(three), "--topic", name,
-        "--from-beginning", "--max-messages", "50", "--group", name,
-        "--formatter-property", "print.key=true", "--formatter-property", "key.separator=:",
-    )  # fmt: skip
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        *at(three),
+        "--topic",
+        name,
+        "--from-beginning",
+        "--max-messages",
+        "50",
+        "--group",
+        name,
+        "--formatter-property",
+        "print.key=true",
+        "--formatter-property",
+        "key.separator=:",
+    )
     assert sorted(line for line in read.splitlines() if re.match(r"k\d+:", line)) == sorted(
         lines.splitlines()
     )
@@ -107,9 +154,16 @@ def test_a_group_s_offsets_outlive_its_coordinator(three):
     found = re.findall(rf"{name}\s+{name}\s+\d\s+(\d+)\s+(\d+)\s+(\d+)\s", described)
     assert sum(int(committed) for committed, _, _ in found) == 50, described
     tool(
-        GROUPS, *at(three), "--group", name, "--reset-offsets", "--to-earliest", "--topic", name,
+        GROUPS,
+        *at(three),
+        "--group",
+        name,
+        "--reset-offsets",
+        "--to-earliest",
+        "--topic",
+        name,
         "--execute",
-    )  # fmt: skip
+    )
     three.start(int(coordinator))
     three.await_ready()
     described = tool(GROUPS, *at(three), "--describe", "--group", name)
@@ -137,9 +191,14 @@ def test_replicas_are_moved_and_leaders_elected(three, tmp_path):
     plan.write_text(json.dumps({"version": 1, "partitions": moves}))
     reassign = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
     started = tool(
-        reassign, *at(three), "--reassignment-json-file", str(plan), "--execute",
-        "--throttle", "50000000",
-    )  # fmt: skip
+        reassign,
+        *at(three),
+        "--reassignment-json-file",
+        str(plan),
+        "--execute",
+        "--throttle",
+        "50000000",
+    )
     assert "Successfully started partition reassignment" in started
     three.wait_until(lambda: isr(three, name) == set(others), "moved")
     verified = tool(reassign, *at(three), "--reassignment-json-file", str(plan), "--verify")
@@ -158,8 +217,10 @@ def test_the_quorum_is_described(three):
     status = tool(quorum, *at(three), "describe", "--status")
     assert re.search(r"LeaderId:\s+[012]\b", status)
     assert sorted(map(int, re.findall(r'"id": (\d)', status.split("CurrentVoters")[1]))) == [
-        0, 1, 2,
-    ]  # fmt: skip
+        0,
+        1,
+        2,
+    ]
     replication = tool(quorum, *at(three), "describe", "--replication")
     assert len(re.findall(r"^[012]\s", replication, re.MULTILINE)) == 3
     assert len(re.findall(r"Leader\s*$", replication, re.MULTILINE)) == 1
@@ -171,17 +232,33 @@ def test_settings_and_records_are_changed_through_any_node(three, tmp_path):
     for node in range(3):
         server = ("--bootstrap-server", f"localhost:{three.port(node)}")
         tool(
-            configs, *server, "--entity-type", "topics", "--entity-name", name, "--alter",
-            "--add-config", f"retention.ms={node + 1}00000000",
-        )  # fmt: skip
+            configs,
+            *server,
+            "--entity-type",
+            "topics",
+            "--entity-name",
+            name,
+            "--alter",
+            "--add-config",
+            f"retention.ms={node + 1}00000000",
+        )
         shown = tool(
             configs, *server, "--entity-type", "topics", "--entity-name", name, "--describe"
         )
         assert f"retention.ms={node + 1}00000000" in shown
     tool(
-        "org.apache.kafka.tools.ProducerPerformance", "--topic", name, "--num-records", "900",
-        "--record-size", "10", "--throughput", "-1", "--bootstrap-server", three.bootstrap,
-    )  # fmt: skip
+        "org.apache.kafka.tools.ProducerPerformance",
+        "--topic",
+        name,
+        "--num-records",
+        "900",
+        "--record-size",
+        "10",
+        "--throughput",
+        "-1",
+        "--bootstrap-server",
+        three.bootstrap,
+    )
     order = tmp_path / "delete.json"
     wanted = [{"topic": name, "partition": number, "offset": -1} for number in range(3)]
     order.write_text(json.dumps({"version": 1, "partitions": wanted}))

@@ -24,9 +24,11 @@ def trusting() -> Iterator[Cluster]:
 def test_it_finds_and_ends_transactions(kafka_dist: ModuleType, trusting: Cluster) -> None:
     def rows(*arguments: str) -> list[list[str]]:
         out = kafka_dist.run(
-            "org.apache.kafka.tools.TransactionsCommand", "--bootstrap-server", trusting.bootstrap,
+            "org.apache.kafka.tools.TransactionsCommand",
+            "--bootstrap-server",
+            trusting.bootstrap,
             *arguments,
-        )  # fmt: skip
+        )
         return [line.split() for line in out.splitlines()[1:] if line.strip()]
 
     topic, connection = trusting.create_topic(partitions=2), Connection(trusting.bootstrap)

@@ -24,16 +24,23 @@ def workspace(tmp_path_factory) -> Path:
         shutil.copy(HERE / name, folder)
     subprocess.run(
         ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"],
-        cwd=folder, check=True, capture_output=True, timeout=300,
-    )  # fmt: skip
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
     return folder
 
 
 def test_codecs_groups_and_commits(broker, workspace):
     done = subprocess.run(
         ["node", "round_trip.js", broker.bootstrap, broker.name("node")],
-        cwd=workspace, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        cwd=workspace,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert len(result["codecs"]) == 10

@@ -89,15 +89,19 @@ def refused(site: Site) -> dict[str, float]:
 
 def librdkafka(site: Site, how: str) -> dict[str, Any]:
     common = {
-        "bootstrap.servers": site.node.bootstrap, "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "OAUTHBEARER", "log_level": 0,
-    }  # fmt: skip
+        "bootstrap.servers": site.node.bootstrap,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "log_level": 0,
+    }
     if how == "oidc":
         return common | {
-            "sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": CLIENT,
-            "sasl.oauthbearer.client.secret": SECRET, "sasl.oauthbearer.scope": "kafka",
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": CLIENT,
+            "sasl.oauthbearer.client.secret": SECRET,
+            "sasl.oauthbearer.scope": "kafka",
             "sasl.oauthbearer.token.endpoint.url": site.endpoint.url,
-        }  # fmt: skip
+        }
 
     def token(_: str) -> tuple[str, float]:
         return site.issuer.token(life_s=LONGER_LIFE_S), time.time() + LONGER_LIFE_S
@@ -132,9 +136,11 @@ class ForPython(PythonTokens):
 def test_kafka_python(site: Site) -> None:
     topic = f"kp-{uuid.uuid4().hex[:8]}"
     given = {
-        "bootstrap_servers": site.node.bootstrap, "security_protocol": "SASL_PLAINTEXT",
-        "sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": ForPython(site),
-    }  # fmt: skip
+        "bootstrap_servers": site.node.bootstrap,
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "OAUTHBEARER",
+        "sasl_oauth_token_provider": ForPython(site),
+    }
     producer = kafka.KafkaProducer(**given)
     end, sent = time.monotonic() + 2.5 * LIFE_S, 0
     while time.monotonic() < end:
@@ -162,9 +168,11 @@ def test_aiokafka(site: Site) -> None:
 
     async def go() -> list[bytes]:
         given: Any = {
-            "bootstrap_servers": site.node.bootstrap, "security_protocol": "SASL_PLAINTEXT",
-            "sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": ForAio(site),
-        }  # fmt: skip
+            "bootstrap_servers": site.node.bootstrap,
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "OAUTHBEARER",
+            "sasl_oauth_token_provider": ForAio(site),
+        }
         producer = AIOKafkaProducer(**given)
         await producer.start()
         for number in range(5):
@@ -187,8 +195,12 @@ def test_franz_go(site: Site) -> None:
     environ = {"SECURITY_MECHANISM": "OAUTHBEARER", "SECURITY_TOKEN_FILE": str(site.token_file)}
     done = subprocess.run(
         [str(go_tools.kafka_clients()), "franz", site.node.bootstrap, topic],
-        env={**os.environ, **environ}, capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["sent"], result["seen"]) == (600, 600)
@@ -204,10 +216,11 @@ def own(site: Site, *, by_file: bool) -> dict[str, str]:
     if by_file:
         return common | {url: site.token_file.as_uri()}
     return common | {
-        url: site.endpoint.url, "sasl.oauthbearer.scope": "kafka",
+        url: site.endpoint.url,
+        "sasl.oauthbearer.scope": "kafka",
         "sasl.oauthbearer.client.credentials.client.id": CLIENT,
         "sasl.oauthbearer.client.credentials.client.secret": SECRET,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("by_file", [True, False])
@@ -229,10 +242,22 @@ def test_our_commands(site: Site, tmp_path: Path) -> None:
 
     def kept(*args: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-P", "-m", "kept", *args, "--bootstrap", site.node.bootstrap,
-             "--command-config", str(file)],
-            capture_output=True, text=True, check=False, timeout=120,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "kept",
+                *args,
+                "--bootstrap",
+                site.node.bootstrap,
+                "--command-config",
+                str(file),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
 
     for by_file in (True, False):
         given = own(site, by_file=by_file)
@@ -298,10 +323,14 @@ def tool(site: Site, class_name: str, file: Path, *args: object) -> list[str]:
     allowed = f"{site.endpoint.url},{site.token_file.as_uri()}"
     flag = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={allowed}"
     return kafka_dist.command(
-        f"org.apache.kafka.tools.{class_name}", "--bootstrap-server", site.node.bootstrap,
-        "--command-config", str(file), *map(str, args),
+        f"org.apache.kafka.tools.{class_name}",
+        "--bootstrap-server",
+        site.node.bootstrap,
+        "--command-config",
+        str(file),
+        *map(str, args),
         flags=(*kafka_dist.QUICK_START, flag),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(params=[True, False], ids=["file", "endpoint"])
@@ -322,13 +351,19 @@ def test_kafkas_tools(site: Site, java_config: Path) -> None:
     topic, before = f"java-{uuid.uuid4().hex[:8]}", refused(site)
     done = subprocess.run(
         tool(site, "TopicCommand", java_config, "--create", "--topic", topic),
-        capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     with subprocess.Popen(
         tool(site, "ConsoleProducer", java_config, "--topic", topic),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as producer:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as producer:
         assert producer.stdin is not None and producer.stdout is not None
         for number in range(RECORDS):
             producer.stdin.write(f"{number}\n")
@@ -339,11 +374,22 @@ def test_kafkas_tools(site: Site, java_config: Path) -> None:
         assert producer.wait(60) == 0 and "xception" not in said, said
     read = subprocess.run(
         tool(
-            site, "consumer.ConsoleConsumer", java_config, "--topic", topic, "--from-beginning",
-            "--max-messages", RECORDS, "--timeout-ms", 60_000,
+            site,
+            "consumer.ConsoleConsumer",
+            java_config,
+            "--topic",
+            topic,
+            "--from-beginning",
+            "--max-messages",
+            RECORDS,
+            "--timeout-ms",
+            60_000,
         ),
-        capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
     values = [line for line in read.stdout.splitlines() if line.isdecimal()]  # between warnings
     assert values == [str(number) for number in range(RECORDS)], read.stdout + read.stderr
     assert refused(site) == before
@@ -362,7 +408,10 @@ def test_kafkas_tools_hear_that_they_are_refused(site: Site, tmp_path: Path) -> 
     file.write_text("".join(f"{name}={value}\n" for name, value in given.items()))
     done = subprocess.run(
         tool(wrong, "TopicCommand", file, "--list"),
-        capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
     assert done.returncode != 0
     assert "invalid credentials with SASL mechanism OAUTHBEARER" in done.stdout + done.stderr

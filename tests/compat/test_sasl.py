@@ -37,18 +37,23 @@ def site() -> Iterator[Secured]:
 
 def librdkafka(site: Secured, mechanism: str, password: str = PASSWORD) -> dict[str, str]:
     return {
-        "bootstrap.servers": site.bootstrap, "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": mechanism, "sasl.username": "ada", "sasl.password": password,
+        "bootstrap.servers": site.bootstrap,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": mechanism,
+        "sasl.username": "ada",
+        "sasl.password": password,
         "log_level": "0",
-    }  # fmt: skip
+    }
 
 
 def python(site: Secured, mechanism: str) -> dict[str, str]:
     return {
-        "bootstrap_servers": site.bootstrap, "security_protocol": "SASL_PLAINTEXT",
-        "sasl_mechanism": mechanism, "sasl_plain_username": "ada",
+        "bootstrap_servers": site.bootstrap,
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": mechanism,
+        "sasl_plain_username": "ada",
         "sasl_plain_password": PASSWORD,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -97,8 +102,12 @@ def tool(name: str, *args: object, stdin: str | None = None, status: int | None 
     """Run a tool of Kafka's; its output and errors together."""
     done = subprocess.run(
         kafka_dist.command(name, *map(str, args)),
-        input=stdin, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     said = done.stdout + done.stderr
     assert status is None or done.returncode == status, said
     return said
@@ -124,19 +133,34 @@ def test_kafka_configs_makes_users_who_log_in_with_kafkas_console(
         file = properties_file(tmp_path / mechanism, mechanism, "bob", "secret-of-bob")
         common = ("--bootstrap-server", site.bootstrap, "--topic", topic)
         tool(
-            "org.apache.kafka.tools.ConsoleProducer", *common, "--command-config", file,
+            "org.apache.kafka.tools.ConsoleProducer",
+            *common,
+            "--command-config",
+            file,
             stdin=f"by {mechanism}\n",
-        )  # fmt: skip
+        )
         read = tool(
-            "org.apache.kafka.tools.consumer.ConsoleConsumer", *common, "--command-config", file,
-            "--from-beginning", "--max-messages", 1, "--timeout-ms", 60_000,
-        )  # fmt: skip
+            "org.apache.kafka.tools.consumer.ConsoleConsumer",
+            *common,
+            "--command-config",
+            file,
+            "--from-beginning",
+            "--max-messages",
+            1,
+            "--timeout-ms",
+            60_000,
+        )
         assert f"by {MECHANISMS[0]}" in read
     wrong = properties_file(tmp_path / "wrong", "SCRAM-SHA-256", "bob", "another")
     listed = tool(
-        "org.apache.kafka.tools.TopicCommand", "--bootstrap-server", site.bootstrap, "--list",
-        "--command-config", wrong, status=None,
-    )  # fmt: skip
+        "org.apache.kafka.tools.TopicCommand",
+        "--bootstrap-server",
+        site.bootstrap,
+        "--list",
+        "--command-config",
+        wrong,
+        status=None,
+    )
     assert "SaslAuthenticationException" in listed
     assert "invalid credentials with SASL mechanism SCRAM-SHA-256" in listed
     for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):

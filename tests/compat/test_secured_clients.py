@@ -30,8 +30,10 @@ from tests.tools import go_tools, kafka_dist
 NODE = Path(__file__).parent / "node"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 WAYS = [
-    "SSL", "mutual SSL", *(f"{p} {m}" for p in ("SASL_PLAINTEXT", "SASL_SSL") for m in MECHANISMS)
-]  # fmt: skip
+    "SSL",
+    "mutual SSL",
+    *(f"{p} {m}" for p in ("SASL_PLAINTEXT", "SASL_SSL") for m in MECHANISMS),
+]
 BY_TOKEN = "SASL_SSL OAUTHBEARER"
 """Tokens live for :data:`LIFE_S`, so that several expire under a client."""
 LIFE_S = 5
@@ -112,14 +114,16 @@ def environ(security: Mapping[str, str]) -> dict[str, str]:
     tokens = token_file(security)
     if tokens is not None:
         values |= {
-            "SECURITY_MECHANISM": security["sasl.mechanism"], "SECURITY_TOKEN_FILE": str(tokens)
-        }  # fmt: skip
+            "SECURITY_MECHANISM": security["sasl.mechanism"],
+            "SECURITY_TOKEN_FILE": str(tokens),
+        }
     elif "sasl.mechanism" in security:
         user, password = user_and_password(security)
         values |= {
             "SECURITY_MECHANISM": security["sasl.mechanism"],
-            "SECURITY_USER": user, "SECURITY_PASSWORD": password,
-        }  # fmt: skip
+            "SECURITY_USER": user,
+            "SECURITY_PASSWORD": password,
+        }
     return values
 
 
@@ -130,8 +134,11 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(NODE / name, folder)
     subprocess.run(
         ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"],
-        cwd=folder, check=True, capture_output=True, timeout=300,
-    )  # fmt: skip
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
     return folder
 
 
@@ -223,9 +230,14 @@ def test_kafkas_tools_with_a_command_config(clusters, way, tmp_path):
 
     def tool(name: str, *args: str, **given: Any) -> str:
         command = kafka_dist.command(
-            f"org.apache.kafka.tools.{name}", "--bootstrap-server", cluster.bootstrap,
-            "--command-config", str(config), *args, flags=flags,
-        )  # fmt: skip
+            f"org.apache.kafka.tools.{name}",
+            "--bootstrap-server",
+            cluster.bootstrap,
+            "--command-config",
+            str(config),
+            *args,
+            flags=flags,
+        )
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=200, **given
         )
@@ -235,9 +247,17 @@ def test_kafkas_tools_with_a_command_config(clusters, way, tmp_path):
     tool("TopicCommand", "--create", "--topic", topic, "--partitions", "2")
     tool("ConsoleProducer", "--topic", topic, input="a\nb\nc\n")
     read = tool(
-        "consumer.ConsoleConsumer", "--topic", topic, "--group", topic, "--from-beginning",
-        "--max-messages", "3", "--timeout-ms", "60000",
-    )  # fmt: skip
+        "consumer.ConsoleConsumer",
+        "--topic",
+        topic,
+        "--group",
+        topic,
+        "--from-beginning",
+        "--max-messages",
+        "3",
+        "--timeout-ms",
+        "60000",
+    )
     values = [line for line in read.splitlines() if len(line) == 1]  # between warnings
     assert sorted(values) == ["a", "b", "c"], read
     group = tool("consumer.group.ConsumerGroupCommand", "--describe", "--group", topic)

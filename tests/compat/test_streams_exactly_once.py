@@ -38,9 +38,12 @@ def send(bootstrap: str, topic: str, pairs: Sequence[tuple[str | None, str]]) ->
 
 
 def over_kills(
-    nodes: Nodes, application: Application, folder: Path, feed: Callable[[], None],
+    nodes: Nodes,
+    application: Application,
+    folder: Path,
+    feed: Callable[[], None],
     whole: Callable[[], bool],
-) -> None:  # fmt: skip
+) -> None:
     """Feed an application four times: it works, is killed, loses a node, has it again."""
     state = folder / "state"
     killer = Killer(nodes)

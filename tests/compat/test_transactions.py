@@ -52,11 +52,15 @@ class Librdkafka:
         self.producer.init_transactions(60)
         self._consumer = Consumer(
             {
-                **common, "group.id": place.name, "auto.offset.reset": "earliest",
-                "enable.auto.commit": False, "isolation.level": "read_committed",
-                "session.timeout.ms": 6000, "heartbeat.interval.ms": 300,
+                **common,
+                "group.id": place.name,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "session.timeout.ms": 6000,
+                "heartbeat.interval.ms": 300,
             }
-        )  # fmt: skip
+        )
         self._consumer.subscribe([place.source])
 
     def step(self, *, commit: bool) -> int | None:
@@ -105,16 +109,22 @@ class KafkaPython:
         servers = place.bootstrap.split(",")
         self._target = place.target
         self.producer = kafka.KafkaProducer(
-            bootstrap_servers=servers, transactional_id=place.name,
+            bootstrap_servers=servers,
+            transactional_id=place.name,
             transaction_timeout_ms=TRANSACTION_MS,
-        )  # fmt: skip
+        )
         self.producer.init_transactions()
         self._consumer = kafka.KafkaConsumer(
-            place.source, bootstrap_servers=servers, group_id=place.name,
-            auto_offset_reset="earliest", enable_auto_commit=False,
-            isolation_level="read_committed", session_timeout_ms=6000, heartbeat_interval_ms=300,
+            place.source,
+            bootstrap_servers=servers,
+            group_id=place.name,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            session_timeout_ms=6000,
+            heartbeat_interval_ms=300,
             max_poll_records=AT_ONCE,
-        )  # fmt: skip
+        )
         knows(self._consumer, place.source)
 
     def step(self, *, commit: bool) -> int | None:
@@ -203,16 +213,22 @@ class Aiokafka:
     async def _start(self) -> None:
         place = self._place
         self.producer = aiokafka.AIOKafkaProducer(
-            bootstrap_servers=place.bootstrap, transactional_id=place.name,
+            bootstrap_servers=place.bootstrap,
+            transactional_id=place.name,
             transaction_timeout_ms=TRANSACTION_MS,
-        )  # fmt: skip
+        )
         await self.producer.start()
         self._consumer = aiokafka.AIOKafkaConsumer(
-            place.source, bootstrap_servers=place.bootstrap, group_id=place.name,
-            auto_offset_reset="earliest", enable_auto_commit=False,
-            isolation_level="read_committed", session_timeout_ms=6000, heartbeat_interval_ms=300,
+            place.source,
+            bootstrap_servers=place.bootstrap,
+            group_id=place.name,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            session_timeout_ms=6000,
+            heartbeat_interval_ms=300,
             max_poll_records=AT_ONCE,
-        )  # fmt: skip
+        )
         await self._consumer.start()
 
     def step(self, *, commit: bool) -> int | None:
@@ -293,9 +309,14 @@ def test_an_instance_that_was_replaced_hears_of_it(
 
 def java(place: Place) -> list[str]:
     return [
-        "java", kafka_dist.HEAP, *kafka_dist.QUICK_START, "-cp",
-        f"{kafka_dist.install()}/libs/*", str(JAVA / "Mover.java"), *arguments(place),
-    ]  # fmt: skip
+        "java",
+        kafka_dist.HEAP,
+        *kafka_dist.QUICK_START,
+        "-cp",
+        f"{kafka_dist.install()}/libs/*",
+        str(JAVA / "Mover.java"),
+        *arguments(place),
+    ]
 
 
 def franz(place: Place) -> list[str]:

@@ -11,9 +11,14 @@ from playwright.sync_api import Browser, Page, sync_playwright
 PATIENCE_MS = 60_000
 """What a page may take on a loaded machine."""
 ARGUMENTS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 
 
 @contextlib.contextmanager
@@ -31,9 +36,13 @@ def opened(
 ) -> tuple[Page, list[str]]:
     """A page, and what goes wrong in it: errors, what its policy blocks, addresses elsewhere."""
     context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme=scheme, locale="en-GB",
-        timezone_id="UTC", reduced_motion="reduce", http_credentials=http_credentials,
-    )  # fmt: skip
+        viewport={"width": width, "height": height},
+        color_scheme=scheme,
+        locale="en-GB",
+        timezone_id="UTC",
+        reduced_motion="reduce",
+        http_credentials=http_credentials,
+    )
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
     wrong: list[str] = []

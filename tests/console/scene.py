@@ -18,12 +18,15 @@ HOSTILE = '<script>document.title = "owned"</script><img src=x onerror="document
 ORDERS, USERS, CLICKS, GROUP = "orders", "users", "clicks", "billing"
 BANK = "bank"
 AGAIN = (
-    ErrorCode.coordinator_not_available, ErrorCode.coordinator_load_in_progress,
+    ErrorCode.coordinator_not_available,
+    ErrorCode.coordinator_load_in_progress,
     ErrorCode.not_coordinator,
-)  # fmt: skip
+)
 COMPACTED = {
-    "cleanup.policy": "compact", "segment.bytes": "65536", "min.cleanable.dirty.ratio": "0.5",
-}  # fmt: skip
+    "cleanup.policy": "compact",
+    "segment.bytes": "65536",
+    "min.cleanable.dirty.ratio": "0.5",
+}
 
 
 def given(cluster, path, i=0):
@@ -94,12 +97,13 @@ def begin_transaction(cluster, transactional_id, topic, partition):
                     break
             assert found.error_code in AGAIN or begun.error_code in AGAIN
         added = coordinator.ask(
-            24, 3,
+            24,
+            3,
             v3_and_below_transactional_id=transactional_id,
             v3_and_below_producer_id=begun.producer_id,
             v3_and_below_producer_epoch=begun.producer_epoch,
             v3_and_below_topics=[{"name": topic, "partitions": [partition]}],
-        )  # fmt: skip
+        )
         (one,) = added.results_by_topic_v3_and_below
         assert one.results_by_partition[0].partition_error_code is ErrorCode.none
         return begun.producer_id

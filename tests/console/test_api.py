@@ -50,9 +50,12 @@ def test_records_by_offset_time_and_from_the_end(kept_broker):
     with kept_broker.client() as client:
         for n in range(10):
             record = OutRecord(
-                b"\xff%d" % n, None if n == 4 else bytes(5000), timestamp=1000 * (n + 1),
-                headers=(("h", b"\0"),), partition=1,
-            )  # fmt: skip
+                b"\xff%d" % n,
+                None if n == 4 else bytes(5000),
+                timestamp=1000 * (n + 1),
+                headers=(("h", b"\0"),),
+                partition=1,
+            )
             client.produce(topic, [record])
     there = {"topic": topic, "partition": 1}
     found = given(kept_broker, "records", **there, limit=3)

@@ -62,9 +62,13 @@ def test_the_parts_that_a_page_imports_are_served(kept_broker):
 
 TEXT, DRAWING = 4.5, 3.0
 ON = {
-    "text": ("back", "card"), "quiet": ("back", "card"), "link": ("back", "card"),
-    "bad": ("back", "card"), "good": ("back", "card"), "on-button": ("link", "bad"),
-}  # fmt: skip
+    "text": ("back", "card"),
+    "quiet": ("back", "card"),
+    "link": ("back", "card"),
+    "bad": ("back", "card"),
+    "good": ("back", "card"),
+    "on-button": ("link", "bad"),
+}
 DRAWN = ("clean", "dirty", "active", "closed", "cleaner")
 
 

@@ -12,10 +12,12 @@ from kept.client.consume.consumer import GroupConsumer
 from kept.client.consume.positions import EARLIEST
 
 pytestmark = [
-    pytest.mark.slow, pytest.mark.chromium, pytest.mark.timeout(400),
+    pytest.mark.slow,
+    pytest.mark.chromium,
+    pytest.mark.timeout(400),
     # playwright's own, where greenlets end
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]  # fmt: skip
+]
 
 
 def test_a_view_is_tried_until_it_is_there_unless_it_is_refused(kept_cluster, chromium):

@@ -21,10 +21,14 @@ TP = TopicPartition("t", 0)
 TOPIC_ID = uuid.UUID(int=77)
 CONFIG = LogConfig(segment_bytes=3000, index_interval_bytes=300, file_delete_delay_ms=0)
 RULES = CheckRules(
-    compacted=False, max_batch_bytes=1 << 20, max_inflated_bytes=1 << 24,
-    timestamp_type=TimestampType.CREATE_TIME, timestamp_before_max_ms=MAX_INT64,
-    timestamp_after_max_ms=MAX_INT64, compression_type="producer",
-)  # fmt: skip
+    compacted=False,
+    max_batch_bytes=1 << 20,
+    max_inflated_bytes=1 << 24,
+    timestamp_type=TimestampType.CREATE_TIME,
+    timestamp_before_max_ms=MAX_INT64,
+    timestamp_after_max_ms=MAX_INT64,
+    compression_type="producer",
+)
 
 
 def say(*words: object) -> None:
@@ -33,9 +37,7 @@ def say(*words: object) -> None:
 
 def batch(n: int) -> bytearray:
     rows = [(NOW + n, b"key", b"%08d" % n + b"x" * (n % 97), ()) for _ in range(2)]
-    return bytearray(
-        build_batch(rows, producer_id=5, producer_epoch=0, base_sequence=2 * n)
-    )  # fmt: skip
+    return bytearray(build_batch(rows, producer_id=5, producer_epoch=0, base_sequence=2 * n))
 
 
 def append(log: Log, n: int, epoch: int) -> None:

@@ -35,8 +35,10 @@ def start(path: Path, batches: int, fail_point: str = "") -> subprocess.Popen[st
     environment = {**os.environ, "PYTHONPATH": str(ROOT), ENV_FAIL_POINT: fail_point}
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), str(path), str(batches)],
-        stdout=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
 
 
 def values(log: Log) -> list[tuple[int, bytes]]:
@@ -109,13 +111,32 @@ def bases(tmp_path_factory, writer) -> str:
 
 
 POINTS = [
-    "append.write:1", "append.write:60", "append.written:1", "append.written:77",
-    "index.saved:1", "roll.closed:2", "roll.created:1", "roll.created:3", "flush.synced:1",
-    "flush.synced:4", "atomic.written:1", "atomic.written:2", "atomic.written:5",
-    "checkpoint.written:1", "checkpoint.written:4", "swap.cleaned", "swap.renamed:1",
-    "swap.renamed:2", "swap.prepared", "swap.deleted:1", "swap.deleted:2", "swap.group:1",
-    "swap.group:2", "swap.done", "atomic.written:12",
-]  # fmt: skip
+    "append.write:1",
+    "append.write:60",
+    "append.written:1",
+    "append.written:77",
+    "index.saved:1",
+    "roll.closed:2",
+    "roll.created:1",
+    "roll.created:3",
+    "flush.synced:1",
+    "flush.synced:4",
+    "atomic.written:1",
+    "atomic.written:2",
+    "atomic.written:5",
+    "checkpoint.written:1",
+    "checkpoint.written:4",
+    "swap.cleaned",
+    "swap.renamed:1",
+    "swap.renamed:2",
+    "swap.prepared",
+    "swap.deleted:1",
+    "swap.deleted:2",
+    "swap.group:1",
+    "swap.group:2",
+    "swap.done",
+    "atomic.written:12",
+]
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -104,10 +104,14 @@ def helm(*arguments: str, values: dict[str, Any] | None = None) -> str:
     """A helm command's output. Raises Refused."""
     given = [] if values is None else ["--values", "-"]
     done = subprocess.run(
-        [judges.helm(), *arguments, *given], capture_output=True, text=True, check=False,
-        timeout=60, input=None if values is None else yaml.safe_dump(values),
+        [judges.helm(), *arguments, *given],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        input=None if values is None else yaml.safe_dump(values),
         env={**os.environ, "HELM_CACHE_HOME": "/nonexistent", "HELM_CONFIG_HOME": "/nonexistent"},
-    )  # fmt: skip
+    )
     if done.returncode:
         raise Refused(done.stdout + done.stderr)
     return done.stdout
@@ -160,9 +164,12 @@ def started_with(
     (directory / "kept").write_text('#!/bin/sh\necho "$@"\nenv\n')
     (directory / "kept").chmod(0o755)
     done = subprocess.run(
-        ["sh", script], text=True, capture_output=True, check=False,
+        ["sh", script],
+        text=True,
+        capture_output=True,
+        check=False,
         env={"PATH": f"{directory}:/usr/bin:/bin", "HOSTNAME": f"kept-{ordinal}"},
-    )  # fmt: skip
+    )
     if done.returncode:
         raise Refused(done.stderr)
     command, *environ = done.stdout.splitlines()

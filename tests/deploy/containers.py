@@ -28,9 +28,13 @@ POLL_S: Final = 0.05
 def docker(*arguments: str, timeout: float = 300, check: bool = True) -> str:
     """A docker command's output, both streams, in the order in which they came."""
     done = subprocess.run(
-        ["docker", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=timeout, check=False,
-    )  # fmt: skip
+        ["docker", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
     if check and done.returncode:
         raise AssertionError(f"docker {' '.join(arguments)}: {done.stdout.strip()}")
     return done.stdout
@@ -61,9 +65,11 @@ def _build(name: str, *arguments: str, context: bytes | None = None) -> None:
     before = set(_ids(name, stage))
     for target in (("--target=build", "-t", stage), ("-t", name)):
         subprocess.run(
-            ["docker", "build", "-q", *target, *arguments], input=context, check=True,
+            ["docker", "build", "-q", *target, *arguments],
+            input=context,
+            check=True,
             timeout=BUILD_S,
-        )  # fmt: skip
+        )
     for old in before - set(_ids(name, stage)):
         docker("rmi", old, check=False)  # refused while somebody's container is of it
 
@@ -129,9 +135,14 @@ class Compose:
         """A docker-compose command's output."""
         files = [f"--file={ROOT / 'deploy' / name}" for name in self._files]
         done = subprocess.run(
-            ["docker-compose", *files, *arguments], env=self.environ, text=True, check=False,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout,
-        )  # fmt: skip
+            ["docker-compose", *files, *arguments],
+            env=self.environ,
+            text=True,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+        )
         assert not done.returncode, f"docker-compose {' '.join(arguments)}: {done.stdout}"
         return done.stdout
 

@@ -13,7 +13,9 @@ DEPLOY: Final = ROOT / "deploy"
 def has_commit(commit: str) -> bool:
     """Whether this clone has a commit; one without history has not."""
     asked = subprocess.run(
-        ["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True,
+        ["git", "cat-file", "-e", f"{commit}^{{commit}}"],
+        cwd=ROOT,
+        capture_output=True,
         check=False,
-    )  # fmt: skip
+    )
     return asked.returncode == 0

@@ -44,9 +44,14 @@ def test_it_lints(values):
 def test_manifests_are_valid_strictly(version):
     texts = {name: render(values) for name, values in VALUES.items()}
     done = subprocess.run(
-        [sys.executable, "-c", VALIDATE, version], input=json.dumps(texts), text=True, check=False,
-        capture_output=True, env={**os.environ, "PYTHONPATH": str(judges.schemas())}, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-c", VALIDATE, version],
+        input=json.dumps(texts),
+        text=True,
+        check=False,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(judges.schemas())},
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout[-200:] + done.stderr[-2000:]
     assert done.stdout.count("StatefulSet") == len(VALUES)
 
@@ -176,15 +181,21 @@ def test_pods_restart_for_new_settings_and_not_for_more_brokers():
         ({"external": {"enabled": True}}, "domain"),
         ({"external": {"enabled": True, "domain": "x.org", "type": "ClusterIP"}}, "type"),
         (
-            {"external": {"enabled": True, "domain": "x", "type": "NodePort",
-                          "firstNodePort": 32766}},
+            {
+                "external": {
+                    "enabled": True,
+                    "domain": "x",
+                    "type": "NodePort",
+                    "firstNodePort": 32766,
+                }
+            },
             "3 nodes from 32766 on want ports up to 32768",
         ),
         ({"monitoring": {"interval": "often"}}, "interval"),
         ({"monitoring": {"interval": "-5s"}}, "interval"),
         ({"shutdownTimeoutSeconds": -1}, "shutdownTimeoutSeconds"),
     ],
-)  # fmt: skip
+)
 def test_nonsense_is_refused(values, said):
     with pytest.raises(Refused, match=said):
         render(values)
@@ -217,10 +228,28 @@ class Api(BaseHTTPRequestHandler):
 )
 def test_the_rack_is_the_zone_of_the_node(tmp_path, node, token, zone):
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=k",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key", "-out", "ca.crt"],
-        cwd=tmp_path, check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "1",
+            "-subj",
+            "/CN=k",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            "key",
+            "-out",
+            "ca.crt",
+        ],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
     (tmp_path / "token").write_text(token + "\n")
     script = next(m["data"]["rack.py"] for m in of_kind({}, "ConfigMap") if "rack.py" in m["data"])
     script = script.replace("/var/run/secrets/node-reader", str(tmp_path))
@@ -232,10 +261,16 @@ def test_the_rack_is_the_zone_of_the_node(tmp_path, node, token, zone):
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=False,
-            env={"NODE_NAME": node, "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-                 "KUBERNETES_SERVICE_PORT": str(server.server_port)},
-        )  # fmt: skip
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={
+                "NODE_NAME": node,
+                "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+                "KUBERNETES_SERVICE_PORT": str(server.server_port),
+            },
+        )
         thread.join(20)
     if zone is None:
         assert done.returncode and "403" in done.stderr
@@ -271,8 +306,11 @@ def test_nodes_that_are_needed_are_not_taken_away(tmp_path, replicas, nodes, vot
     assert container["command"][2:] == [step, str(replicas), "kept:9092"]
     done = subprocess.run(
         [sys.executable, CHART / "files" / "scale_down.py", *container["command"][2:]],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     goes_on = said is None or (step == "rollback" and nodes is None)
     assert done.returncode == (not goes_on), done.stderr
     assert said is None or said in done.stderr

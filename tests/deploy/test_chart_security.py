@@ -49,10 +49,17 @@ def test_the_certificate_names_all_by_which_nodes_are_reached():
     assert {"server auth", "client auth"} <= set(stated["usages"])
     assert stated["privateKey"]["encoding"] == "PKCS8"
     assert set(stated["dnsNames"]) == {
-        "*.kept-nodes.kept.svc.cluster.local", "kept.kept.svc.cluster.local", "kept.kept.svc",
-        "kept.kept", "kept", "localhost", "kept-0.logs.example", "kept-1.logs.example",
-        "kept-2.logs.example", "kafka.example",
-    }  # fmt: skip
+        "*.kept-nodes.kept.svc.cluster.local",
+        "kept.kept.svc.cluster.local",
+        "kept.kept.svc",
+        "kept.kept",
+        "kept",
+        "localhost",
+        "kept-0.logs.example",
+        "kept-1.logs.example",
+        "kept-2.logs.example",
+        "kafka.example",
+    }
     pod = only(values, "StatefulSet")["spec"]["template"]["spec"]
     (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "tls")
     assert volume["secret"]["secretName"] == stated["secretName"]
@@ -68,8 +75,9 @@ def test_only_the_group_of_the_node_reads_secrets():
         pod = document["spec"]["template"]["spec"]
         secrets = {v["name"]: v["secret"] for v in pod["volumes"] if "secret" in v}
         assert {name: secret["secretName"] for name, secret in secrets.items()} == {
-            "tls": "kept-certificate", "admin": "kept-admin",
-        }  # fmt: skip
+            "tls": "kept-certificate",
+            "admin": "kept-admin",
+        }
         assert {secret["defaultMode"] for secret in secrets.values()} == {0o440}
         assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
         (container,) = pod["containers"]
@@ -196,11 +204,13 @@ class Pod:
         self.issue("kept-node")
         self.port, node_port = free_port(), free_port()
         paths = {
-            "/etc/kept-tls": str(self.tls), "/etc/kept-admin": str(self.admin),
+            "/etc/kept-tls": str(self.tls),
+            "/etc/kept-admin": str(self.admin),
             "$HOSTNAME.kept-nodes.kept.svc.cluster.local": "localhost",
             "kept-0.kept-nodes.kept.svc.cluster.local": "localhost",
-            ":9092": f":{self.port}", ":10092": f":{node_port}",
-        }  # fmt: skip
+            ":9092": f":{self.port}",
+            ":10092": f":{node_port}",
+        }
         self.config, self.environ = started_with(
             {"replicas": 1, "voters": 1, "rackFromZone": False, **values}, 0, directory, paths=paths
         )
@@ -216,11 +226,17 @@ class Pod:
     def kept(self, *arguments, config="client.properties"):
         """The command line in the pod."""
         return subprocess.run(
-            [sys.executable, "-m", "kept", *arguments], capture_output=True, text=True, check=False,
+            [sys.executable, "-m", "kept", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
             timeout=60,
-            env={**os.environ, "KEPT_BOOTSTRAP": f"localhost:{self.port}",
-                 "KEPT_COMMAND_CONFIG": str(self.directory / config)},
-        )  # fmt: skip
+            env={
+                **os.environ,
+                "KEPT_BOOTSTRAP": f"localhost:{self.port}",
+                "KEPT_COMMAND_CONFIG": str(self.directory / config),
+            },
+        )
 
     def probe(self, path):
         """What the kubelet sees: any certificate will do, and it shows none."""
@@ -236,11 +252,21 @@ class Pod:
     def __enter__(self):
         with open(self.directory / "log", "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "kept", "serve", "--config-file", self.config,
-                 "--data-dir", str(self.directory / "data")],
+                [
+                    sys.executable,
+                    "-m",
+                    "kept",
+                    "serve",
+                    "--config-file",
+                    self.config,
+                    "--data-dir",
+                    str(self.directory / "data"),
+                ],
                 env={**os.environ, **self.environ, "PATH": os.environ["PATH"]},
-                stdout=subprocess.PIPE, stderr=log, text=True,
-            )  # fmt: skip
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         assert self.process.stdout is not None
         assert " ready on " in self.process.stdout.readline(), self.log()
         return self

@@ -31,9 +31,13 @@ def compose():
 def run_kept(*arguments, stdin=""):
     """The command line of this checkout, on the host."""
     done = subprocess.run(
-        [sys.executable, "-m", "kept", *arguments], input=stdin, text=True, check=False,
-        capture_output=True, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-m", "kept", *arguments],
+        input=stdin,
+        text=True,
+        check=False,
+        capture_output=True,
+        timeout=60,
+    )
     assert not done.returncode, done.stderr
     return done.stdout
 
@@ -46,9 +50,14 @@ def inside(compose, *arguments):
 def test_clients_outside_and_inside_use_one_cluster(compose):
     topic = compose.topic("both", partitions=3)
     run_kept(
-        "produce", topic, "--key-separator", ":", "--bootstrap", compose.bootstrap,
+        "produce",
+        topic,
+        "--key-separator",
+        ":",
+        "--bootstrap",
+        compose.bootstrap,
         stdin="".join(f"key{n}:from outside {n}\n" for n in range(30)),
-    )  # fmt: skip
+    )
     there = inside(
         compose, "consume", topic, "--from-beginning", "--max", "30", "--bootstrap", "kept-1:9092"
     )

@@ -84,10 +84,13 @@ class SecureCompose(Compose):
     def librdkafka(self, user: str, password: str) -> dict[str, str]:
         """The same for confluent-kafka."""
         return {
-            "bootstrap.servers": self.bootstrap, "security.protocol": "SASL_SSL",
-            "sasl.mechanism": "SCRAM-SHA-512", "sasl.username": user, "sasl.password": password,
+            "bootstrap.servers": self.bootstrap,
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": user,
+            "sasl.password": password,
             "ssl.ca.location": self.ca,
-        }  # fmt: skip
+        }
 
     def certificate(self, node: int) -> str:
         """What a node shows to clients."""
@@ -105,9 +108,14 @@ def run_kept(compose, *arguments, user="admin", password=ADMIN, stdin=""):
     config = ("--command-config", compose.properties(user, password))
     environ = {**os.environ, "KEPT_BOOTSTRAP": compose.bootstrap}
     done = subprocess.run(
-        [sys.executable, "-m", "kept", *arguments, *config], input=stdin, text=True, check=False,
-        capture_output=True, timeout=WAIT_S, env=environ,
-    )  # fmt: skip
+        [sys.executable, "-m", "kept", *arguments, *config],
+        input=stdin,
+        text=True,
+        check=False,
+        capture_output=True,
+        timeout=WAIT_S,
+        env=environ,
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -124,8 +132,9 @@ def topic(compose):
     as_admin(compose, "topic", "create", "secret")
     as_admin(compose, "user", "add", "ada", stdin=f"{ADA}\n")
     as_admin(compose, "acl", "add", "User:ada", "--producer", "--topic", "orders")
-    as_admin(compose, "acl", "add", "User:ada", "--consumer", "--topic", "orders",
-             "--group", "readers")  # fmt: skip
+    as_admin(
+        compose, "acl", "add", "User:ada", "--consumer", "--topic", "orders", "--group", "readers"
+    )
     return "orders"
 
 
@@ -147,9 +156,13 @@ def write(compose, topic, values):
 def read(compose, topic, count):
     """Values of a topic as ada reads them with her group, from the beginning."""
     consumer = Consumer(
-        {**compose.librdkafka("ada", ADA), "group.id": "readers", "auto.offset.reset": "earliest",
-         "enable.auto.commit": False}
-    )  # fmt: skip
+        {
+            **compose.librdkafka("ada", ADA),
+            "group.id": "readers",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
     values, end = [], time.monotonic() + WAIT_S
     try:
         consumer.subscribe([topic])

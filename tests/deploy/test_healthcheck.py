@@ -23,9 +23,12 @@ def process(tmp_path, *words, **environ):
     """One whose command line ends like a node's; its pid."""
     script = "import sys; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", script, *words], cwd=tmp_path, env={**os.environ, **environ},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as started:  # fmt: skip
+        [sys.executable, "-c", script, *words],
+        cwd=tmp_path,
+        env={**os.environ, **environ},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as started:
         assert started.stdout is not None and started.stdin is not None
         started.stdout.readline()  # it has its own command line by now
         yield str(started.pid)
@@ -77,9 +80,12 @@ def test_over_tls_it_believes_the_certificate_of_the_node_alone(protocol, tmp_pa
         listeners = f"{protocol}://127.0.0.1:{other.port()}"
         keys = f"{os.path.dirname(node.ca_path)}/kept-node.pem"
         with process(
-            tmp_path, "serve", KEPT_LISTENERS=listeners, KEPT_SSL_KEYSTORE_LOCATION=keys,
+            tmp_path,
+            "serve",
+            KEPT_LISTENERS=listeners,
+            KEPT_SSL_KEYSTORE_LOCATION=keys,
             KEPT_SASL_ENABLED_MECHANISMS="SCRAM-SHA-512",
-        ) as pid:  # fmt: skip
+        ) as pid:
             assert main("/readyz", pid) == 1
         assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().out
 

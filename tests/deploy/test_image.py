@@ -114,9 +114,11 @@ def test_a_node_of_a_file_is_healthy(run, tmp_path):
     listeners = "listeners: PLAINTEXT://:9095\nadvertised.listeners: PLAINTEXT://k:9095\n"
     (tmp_path / "kept.yaml").write_text(listeners)
     name = run(
-        "--health-interval=1s", "-v", f"{tmp_path}:/etc/kept:ro",
+        "--health-interval=1s",
+        "-v",
+        f"{tmp_path}:/etc/kept:ro",
         command=("serve", "--config", "/etc/kept/kept.yaml"),
-    )  # fmt: skip
+    )
     until(
         lambda: docker("inspect", "-f", "{{.State.Health.Status}}", name).strip() == "healthy",
         "healthy",
@@ -245,9 +247,16 @@ def test_the_volume_of_an_earlier_version_is_served(version, kind):
             topic, number = partition.rsplit("-", 1)
             wanted = [row[:2] for row in expected["partitions"][partition]["records"]]
             found = docker(
-                *kept, "consume", topic, "--partition", number, "--from-beginning", "--json",
-                "--max", str(len(wanted)),
-            )  # fmt: skip
+                *kept,
+                "consume",
+                topic,
+                "--partition",
+                number,
+                "--from-beginning",
+                "--json",
+                "--max",
+                str(len(wanted)),
+            )
             rows = [json.loads(line) for line in found.splitlines()]
             assert [[row["offset"], row["timestamp"]] for row in rows] == wanted
     finally:

@@ -50,10 +50,16 @@ def start():
         names.append(name)
         given = {"listeners": f"PLAINTEXT://127.0.0.1:{port}", **settings}
         docker(
-            "run", "-d", "--name", name, "--network=host", f"--memory={LIMIT}",
-            f"--memory-swap={LIMIT}", *(f"-e{variable(key)}={text}" for key, text in given.items()),
+            "run",
+            "-d",
+            "--name",
+            name,
+            "--network=host",
+            f"--memory={LIMIT}",
+            f"--memory-swap={LIMIT}",
+            *(f"-e{variable(key)}={text}" for key, text in given.items()),
             image(),
-        )  # fmt: skip
+        )
         serves(name, port)
         return name, port
 

@@ -46,8 +46,11 @@ def analyze(tmp_path, *arguments):
     unit.write_text(UNIT.read_text().replace("/opt/kept/bin/kept", sys.executable))
     return subprocess.run(
         ["systemd-analyze", "--no-pager", *arguments, str(unit)],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
 
 @pytest.mark.systemd

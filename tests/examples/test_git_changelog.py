@@ -23,9 +23,12 @@ class Repository:
             **{k: v for k, v in os.environ.items() if not k.startswith("GIT_")},
             "GIT_CONFIG_GLOBAL": os.devnull,
             "GIT_CONFIG_SYSTEM": os.devnull,
-            **{f"GIT_{who}_{what}": "x@example.org" for who in ("AUTHOR", "COMMITTER")
-               for what in ("NAME", "EMAIL")},
-        }  # fmt: skip
+            **{
+                f"GIT_{who}_{what}": "x@example.org"
+                for who in ("AUTHOR", "COMMITTER")
+                for what in ("NAME", "EMAIL")
+            },
+        }
         path.mkdir(parents=True)
         self.git("init", "-q", "-b", "main")
 
@@ -117,8 +120,17 @@ def test_a_history_with_everything(repository):
     repository.write("sub", b"a file where a submodule was")
     repository.commit()
     repository.git("commit", "-q", "--allow-empty", "-m", "nothing")
-    repository.git("-c", "protocol.file.allow=always", "submodule", "add", "--force", "--name",
-                   "again", str(inner.path), "other")  # fmt: skip
+    repository.git(
+        "-c",
+        "protocol.file.allow=always",
+        "submodule",
+        "add",
+        "--force",
+        "--name",
+        "again",
+        str(inner.path),
+        "other",
+    )
     repository.commit()
 
     said = demo(repository.path).stdout
@@ -229,10 +241,20 @@ def test_the_demo_fails_by_name(repository, part, lost, said):
         repository.write(name, b"x")
     repository.commit()
     done = subprocess.run(
-        [sys.executable, "-c", LOSES_A_RECORD.format(gone=not lost, lost=lost),
-         "--repo", str(repository.path), "--part", str(part)],
-        capture_output=True, text=True, timeout=280, check=False,
+        [
+            sys.executable,
+            "-c",
+            LOSES_A_RECORD.format(gone=not lost, lost=lost),
+            "--repo",
+            str(repository.path),
+            "--part",
+            str(part),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(EXAMPLE.parent)},
-    )  # fmt: skip
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr == f"git_changelog: {said}\n"

@@ -39,8 +39,19 @@ def test_the_playground(play):
     said = play("create_topic.py", "-t", "my_topic", "-p", "1", "-c", "fast_compact.props")
     assert "cleanup.policy=compact" in said
     assert "exists" in play("create_topic.py", "-t", "my_topic", status=1)
-    said = play("serial_tombstone_prod.py", "--topic", "my_topic", "--keys", "key1,key2,key3",
-                "--num_messages", "500", "--wait_time", "0", "--seed", "1")  # fmt: skip
+    said = play(
+        "serial_tombstone_prod.py",
+        "--topic",
+        "my_topic",
+        "--keys",
+        "key1,key2,key3",
+        "--num_messages",
+        "500",
+        "--wait_time",
+        "0",
+        "--seed",
+        "1",
+    )
     assert said == "produced 449 values and 51 tombstones\n"
 
     segments = play("watch.py", "-t", "my_topic", "--once")

@@ -78,8 +78,11 @@ def stalls(node: Lone, frame: bytes) -> tuple[list[float], str]:
 
 @pytest.mark.parametrize("served", api.APIS, ids=lambda one: one.name)
 def test_no_shape_of_any_version_holds_the_loop(node, served) -> None:
-    topics = [(t.name, t.topic_id) for t in node.node.parts.metadata.image.topics.values()
-              if t.name.startswith("many")]  # fmt: skip
+    topics = [
+        (t.name, t.topic_id)
+        for t in node.node.parts.metadata.image.topics.values()
+        if t.name.startswith("many")
+    ]
     filler = Filler(topics, PARTITIONS, node.node.config.request_max_entries)
     slow = {}
     for shape in (*shapes(), *long_shapes(), *tagged_shapes()):
@@ -133,9 +136,13 @@ def test_a_member_with_very_many_topics_does_not_hold_the_loop(node) -> None:
     count = 5_000_000
     metadata = struct.pack(">hi", 0, count) + b"\0\1a" * count
     values = {
-        "group_id": "topics", "session_timeout": 6000, "rebalance_timeout": 6000, "member_id": "",
-        "protocol_type": "consumer", "protocols": [{"name": "range", "metadata": metadata}],
-    }  # fmt: skip
+        "group_id": "topics",
+        "session_timeout": 6000,
+        "rebalance_timeout": 6000,
+        "member_id": "",
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": metadata}],
+    }
     found, what = stalls(node, protocol.encode_request(11, 2, 7, "t", values))
     assert min(found) < STALL_S, (found, what)
 
@@ -143,9 +150,13 @@ def test_a_member_with_very_many_topics_does_not_hold_the_loop(node) -> None:
 def test_members_with_very_many_protocols_do_not_hold_the_loop(node) -> None:
     protocols = [{"name": f"p{number}", "metadata": b""} for number in range(24_000)]
     values = {
-        "group_id": "protocols", "session_timeout": 6000, "rebalance_timeout": 6000,
-        "member_id": "", "protocol_type": "x", "protocols": protocols,
-    }  # fmt: skip
+        "group_id": "protocols",
+        "session_timeout": 6000,
+        "rebalance_timeout": 6000,
+        "member_id": "",
+        "protocol_type": "x",
+        "protocols": protocols,
+    }
     found, what = stalls(node, protocol.encode_request(11, 2, 7, "t", values))
     assert min(found) < STALL_S, (found, what)
 
@@ -160,9 +171,10 @@ def test_a_batch_that_inflates_to_much_does_not_hold_the_loop_of_who_asks_by_tim
     for timestamp in (NOW + 99_999, -3):
         wanted = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}
         values = {
-            "replica_id": -1, "isolation_level": 0,
+            "replica_id": -1,
+            "isolation_level": 0,
             "topics": [{"name": "inflates", "partitions": [wanted]}],
-        }  # fmt: skip
+        }
         found, what = stalls(node, protocol.encode_request(2, 7, 7, "t", values))
         assert min(found) < STALL_S, (timestamp, found, what)
 
@@ -171,8 +183,9 @@ def test_many_producers_of_a_partition_are_described_in_slices(node) -> None:
     node.create("producers", 1)
     partition = node.node.parts.table.partition(TopicPartition("producers", 0))
     for number in range(10_000):
-        batch = build_batch([(NOW, b"k", b"v", ())], producer_id=number, producer_epoch=0,
-                            base_sequence=0)  # fmt: skip
+        batch = build_batch(
+            [(NOW, b"k", b"v", ())], producer_id=number, producer_epoch=0, base_sequence=0
+        )
         partition.append(check(memoryview(bytearray(batch)), RULES, NOW), NOW)
     partition.write()
     wanted = [{"name": "producers", "partition_indexes": [0] * 10_000}]

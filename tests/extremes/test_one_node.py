@@ -154,18 +154,26 @@ class GroupMember:
     async def live(self):
         while True:
             joined = await self.client.ask(
-                11, 5, group_id="large", session_timeout=SESSION_MS, rebalance_timeout=30_000,
-                member_id=self.member_id, group_instance_id=None, protocol_type="consumer",
+                11,
+                5,
+                group_id="large",
+                session_timeout=SESSION_MS,
+                rebalance_timeout=30_000,
+                member_id=self.member_id,
+                group_instance_id=None,
+                protocol_type="consumer",
                 protocols=[{"name": "range", "metadata": bytes(100)}],
-            )  # fmt: skip
+            )
             self.member_id = joined.member_id
             if joined.error_code.name != "none":
                 continue
             self.generation = joined.generation_id
             me = {
-                "group_id": "large", "generation_id": self.generation,
-                "member_id": self.member_id, "group_instance_id": None,
-            }  # fmt: skip
+                "group_id": "large",
+                "generation_id": self.generation,
+                "member_id": self.member_id,
+                "group_instance_id": None,
+            }
             everybody = [{"member_id": m.member_id, "assignment": b"x"} for m in joined.members]
             synced = await self.client.ask(14, 3, **me, assignments=everybody)
             if synced.error_code.name != "none":

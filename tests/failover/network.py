@@ -176,16 +176,39 @@ class ApartCluster(Cluster):
             self._join(f"node{number}", pid, "eth0")
             self._within(number, "ip", "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
             self._within(number, "ip", "link", "set", "eth0", "up")
-        run("ip", "link", "add", self._device, "type", "veth", "peer", "name", "test",
-            "netns", str(hub))  # fmt: skip
+        run(
+            "ip",
+            "link",
+            "add",
+            self._device,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "test",
+            "netns",
+            str(hub),
+        )
         self._within(self.hub, "ip", "link", "set", "test", "master", "hub", "up")
         run("ip", "addr", "add", f"{self._net}.{TEST}/24", "dev", self._device)
         run("ip", "link", "set", self._device, "up")
 
     def _join(self, port: str, pid: int, name: str) -> None:
         """A pair of devices: one at the hub, the other in the namespace of a process."""
-        self._within(self.hub, "ip", "link", "add", port, "type", "veth", "peer", "name", name,
-                     "netns", str(pid))  # fmt: skip
+        self._within(
+            self.hub,
+            "ip",
+            "link",
+            "add",
+            port,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            name,
+            "netns",
+            str(pid),
+        )
         self._within(self.hub, "ip", "link", "set", port, "master", "hub", "up")
 
     def _choose_ports(self) -> None:

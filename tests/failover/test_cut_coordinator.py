@@ -38,14 +38,21 @@ def coordinator(cluster: ApartCluster, group: str, asked: int) -> int:
 
 def commit(cluster: ApartCluster, group: str, node: int, topic: str, offset: int) -> ErrorCode:
     partition = {
-        "partition_index": 0, "committed_offset": offset, "committed_leader_epoch": -1,
+        "partition_index": 0,
+        "committed_offset": offset,
+        "committed_leader_epoch": -1,
         "committed_metadata": "",
-    }  # fmt: skip
+    }
     with connected(cluster, node) as connection:
         answer = connection.ask(
-            COMMIT, 7, group_id=group, generation_id_or_member_epoch=-1, member_id="",
-            group_instance_id=None, topics=[{"name": topic, "partitions": [partition]}],
-        )  # fmt: skip
+            COMMIT,
+            7,
+            group_id=group,
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            group_instance_id=None,
+            topics=[{"name": topic, "partitions": [partition]}],
+        )
     return answer.topics[0].partitions[0].error_code
 
 

@@ -17,8 +17,11 @@ def told(broker: str) -> tuple[int, list[str]]:
     """Exit status and lines of the story on one system."""
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--broker", broker],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     return done.returncode, done.stdout.splitlines()
 
 

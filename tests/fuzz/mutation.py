@@ -14,21 +14,68 @@ NUMBERS: Final = (
     *(struct.pack(">h", value) for value in (-1, 2**15 - 1, -(2**15), 0, 1)),
     *(struct.pack(">i", value) for value in (-1, 2**31 - 1, -(2**31), 0, 1, 1 << 24)),
     *(struct.pack(">q", value) for value in (-1, 2**63 - 1, -(2**63), 0)),
-    b"\xff\xff\xff\xff\x0f", b"\x80\x80\x80\x80\x80\x01", b"\xff" * 16,
-)  # fmt: skip
+    b"\xff\xff\xff\xff\x0f",
+    b"\x80\x80\x80\x80\x80\x01",
+    b"\xff" * 16,
+)
 """What lengths, counts and offsets must not be."""
 
 TEXTS: Final = (
-    b"\0", b"\r\n", b"\n", b"\x1b[2J", "\u202e".encode(), "\U0001f512".encode(), b"=", b",", b"%00",
-    b"%ff", b"/../", b"${env:HOME}", b"${file:/etc/passwd:x}", b"'", b'"', b"\\", b"\\u", b"{",
-    b"[[[[", b"<script>", b"-1", b"1e999", b"99999999999999999999", b"0x10", b"NaN", b";", b"user_",
-    b"RULE:", b"$1", b"(a*)*b", b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", b"A" * 5000,
-)  # fmt: skip
+    b"\0",
+    b"\r\n",
+    b"\n",
+    b"\x1b[2J",
+    "\u202e".encode(),
+    "\U0001f512".encode(),
+    b"=",
+    b",",
+    b"%00",
+    b"%ff",
+    b"/../",
+    b"${env:HOME}",
+    b"${file:/etc/passwd:x}",
+    b"'",
+    b'"',
+    b"\\",
+    b"\\u",
+    b"{",
+    b"[[[[",
+    b"<script>",
+    b"-1",
+    b"1e999",
+    b"99999999999999999999",
+    b"0x10",
+    b"NaN",
+    b";",
+    b"user_",
+    b"RULE:",
+    b"$1",
+    b"(a*)*b",
+    b"\xff\xfe",
+    b"\xc3",
+    b"\xed\xa0\x80",
+    b"A" * 5000,
+)
 """What names and values must not do harm by."""
 
 JSON_VALUES: Final[tuple[Any, ...]] = (
-    None, True, False, 0, 5, -1, 1.5, 2**64, "", "x", [], {}, [5], [[]], ["verify", {}], {"x": []},
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    5,
+    -1,
+    1.5,
+    2**64,
+    "",
+    "x",
+    [],
+    {},
+    [5],
+    [[]],
+    ["verify", {}],
+    {"x": []},
+)
 """What may stand where a value of another type is wanted."""
 
 
@@ -108,5 +155,15 @@ def _range(data: bytearray, random: Random) -> tuple[int, int]:
 
 
 _DAMAGE: Final[tuple[Callable[[bytearray, Random], None], ...]] = (
-    _flip, _flip, _random_byte, _cut, _end, _repeat, _swap, _number, _number, _text, _noise,
-)  # fmt: skip
+    _flip,
+    _flip,
+    _random_byte,
+    _cut,
+    _end,
+    _repeat,
+    _swap,
+    _number,
+    _number,
+    _text,
+    _noise,
+)

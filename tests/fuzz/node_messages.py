@@ -99,8 +99,11 @@ def damaged(frame: bytes, mutate: Any, random: Random) -> bytes:
 
 def _raft_messages(sender: int, term: int) -> list[bytes]:
     head: dict[str, Any] = {
-        "term": max(term, 0), "sender": sender, "to": OWN_ID, "directory_id": DISK,
-    }  # fmt: skip
+        "term": max(term, 0),
+        "sender": sender,
+        "to": OWN_ID,
+        "directory_id": DISK,
+    }
     end = {"last_index": 9, "last_term": 0}
     known = [
         raft.PreVote(**head, **end, suspect=OWN_ID),
@@ -127,9 +130,14 @@ def _raft_messages(sender: int, term: int) -> list[bytes]:
 
 
 _FORWARDED: Final = (
-    ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.CREATE_ACLS,
-    ApiKey.DELETE_ACLS, ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.ALTER_CLIENT_QUOTAS,
-)  # fmt: skip
+    ApiKey.CREATE_TOPICS,
+    ApiKey.DELETE_TOPICS,
+    ApiKey.CREATE_PARTITIONS,
+    ApiKey.CREATE_ACLS,
+    ApiKey.DELETE_ACLS,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS,
+    ApiKey.ALTER_CLIENT_QUOTAS,
+)
 
 
 @cache
@@ -194,9 +202,15 @@ def _snapshot(sender: int, random: Random) -> Iterator[bytes]:
     """The head of a large snapshot, and pieces of which some do not fit."""
     image = random.randbytes(3000)
     message = raft.InstallSnapshot(
-        term=1, sender=sender, to=OWN_ID, directory_id=DISK, last_index=9, last_term=1,
-        image_bytes=image, voters=(RaftVoter(sender, DISK, "localhost", 1),),
-    )  # fmt: skip
+        term=1,
+        sender=sender,
+        to=OWN_ID,
+        directory_id=DISK,
+        last_index=9,
+        last_term=1,
+        image_bytes=image,
+        voters=(RaftVoter(sender, DISK, "localhost", 1),),
+    )
     yield encode(FrameKind.SNAPSHOT_HEAD, body=conversion.encode_snapshot_head(message))
     for position in random.sample((0, 1000, 2000, 1 << 40), 3):
         data = image[position : position + 1000]

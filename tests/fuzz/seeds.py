@@ -80,10 +80,23 @@ _LOGIN: Final = base64.b64encode(f"{EVE}:{PASSWORD}".encode()).decode()
 
 
 GIVEN: Final[dict[str, Any]] = {
-    "topic": FUZZ, "group": FUZZ, "transactional_id": FUZZ, "name": FUZZ, "broker": "0",
-    "partition": 0, "offset": 0, "start": 0, "end": 9, "limit": 3, "leaders": "true",
-    "key": "k", "contains": "v", "header": "h=v", "newest": "true", "to": 4102444800000,
-}  # fmt: skip
+    "topic": FUZZ,
+    "group": FUZZ,
+    "transactional_id": FUZZ,
+    "name": FUZZ,
+    "broker": "0",
+    "partition": 0,
+    "offset": 0,
+    "start": 0,
+    "end": 9,
+    "limit": 3,
+    "leaders": "true",
+    "key": "k",
+    "contains": "v",
+    "header": "h=v",
+    "newest": "true",
+    "to": 4102444800000,
+}
 """Values of parameters."""
 BODIES: Final[dict[str, dict[str, Any]]] = {
     "compaction/now": {"topic": FUZZ, "partition": 0, "wait": True},
@@ -164,10 +177,15 @@ def h2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 def _headers(path: str) -> bytes:
     """Literals without indexing (RFC 7541, 6.2.2)."""
     pairs = {
-        ":method": "POST", ":scheme": "http", ":path": path, ":authority": "localhost",
-        "content-type": "application/grpc", "te": "trailers", "grpc-timeout": "2S",
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "localhost",
+        "content-type": "application/grpc",
+        "te": "trailers",
+        "grpc-timeout": "2S",
         "authorization": f"Basic {_LOGIN}",
-    }  # fmt: skip
+    }
     return b"".join(
         b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
         for name, value in pairs.items()

@@ -68,7 +68,7 @@ async def sasl(site: Site, random: Random) -> None:
         seeds.request(HANDSHAKE, random.choice((0, 1, 1)), mechanism=mechanism),
         seeds.request(AUTHENTICATE, version, auth_bytes=_maybe(token, random)),
         seeds.request(API_VERSIONS, 0),
-    ]  # fmt: skip
+    ]
     if random.random() < 0.3:
         random.shuffle(parts)
     if random.random() < 0.2:
@@ -262,16 +262,25 @@ async def replicas(site: Site, random: Random) -> None:
     """Kafka's protocol on the listener between nodes: fetches of replicas that are none."""
     topic = site.parts.metadata.image.topics.get(FUZZ)
     partition = {
-        "partition": 0, "current_leader_epoch": random.choice((-1, 0, 5)),
-        "fetch_offset": random.choice((0, 1, 1 << 40)), "last_fetched_epoch": -1,
-        "log_start_offset": 0, "partition_max_bytes": 1000,
-    }  # fmt: skip
+        "partition": 0,
+        "current_leader_epoch": random.choice((-1, 0, 5)),
+        "fetch_offset": random.choice((0, 1, 1 << 40)),
+        "last_fetched_epoch": -1,
+        "log_start_offset": 0,
+        "partition_max_bytes": 1000,
+    }
     replica = random.choice(node_messages.STRANGERS)
     fetch = {
-        "max_wait": 50, "min_bytes": 1, "max_bytes": 1000, "isolation_level": 0, "session_id": 0,
-        "session_epoch": random.choice((-1, 0)), "forgotten_topics_data": [], "rack_id": "",
+        "max_wait": 50,
+        "min_bytes": 1,
+        "max_bytes": 1000,
+        "isolation_level": 0,
+        "session_id": 0,
+        "session_epoch": random.choice((-1, 0)),
+        "forgotten_topics_data": [],
+        "rack_id": "",
         "cluster_id": None,
-    }  # fmt: skip
+    }
     by_name = {"topics": [{"topic": FUZZ, "partitions": [partition]}]}
     frames = [seeds.request(FETCH, 12, replica_id=replica, **fetch, **by_name)]
     if topic is not None:

@@ -55,8 +55,13 @@ def test_what_the_seed_does(kept_broker, rpc):
 
 def test_grpc_to_kafka(kept_broker, rpc, client):
     topic = kept_broker.create_topic()
-    rpc.produce(topic, key=b"k", payload=b"v", timestamp=1_700_000_000_123,
-                headers=[{"key": "a", "value": b"1"}, {"key": "null"}])  # fmt: skip
+    rpc.produce(
+        topic,
+        key=b"k",
+        payload=b"v",
+        timestamp=1_700_000_000_123,
+        headers=[{"key": "a", "value": b"1"}, {"key": "null"}],
+    )
     rpc.produce(topic, key=b"", payload=b"")
     rpc.produce(topic, key=b"k")
     first, second, third = client.read(topic)
@@ -219,9 +224,14 @@ def test_a_topic_of_another_node_is_waited_for():
         identity, addresses = NodeIdentity(0), cast("Any", None)
         config, known = live_config(**settings), cast("Any", metadata)
         gateway = ClusterClient(
-            runtime, config, identity=identity, metadata=known, addresses=addresses,
-            client_id="a-test", connect_here=cast("Any", None),
-        )  # fmt: skip
+            runtime,
+            config,
+            identity=identity,
+            metadata=known,
+            addresses=addresses,
+            client_id="a-test",
+            connect_here=cast("Any", None),
+        )
         await gateway.await_topic("t")
         return "t" in metadata.image.topics
 

@@ -57,9 +57,11 @@ def protocol(states: int, seconds: float, first_seed: int) -> bool:
         "unclean elections", Model(max_epoch=8, unclean=True), starts.AtRandom((7, 6, 7, 40)), 160
     )
     at_random(
-        "damaged records, and epochs", Model(max_epoch=8, rots=True, parts=True),
-        starts.AtRandom((8, 7, 5, 40)), 180,
-    )  # fmt: skip
+        "damaged records, and epochs",
+        Model(max_epoch=8, rots=True, parts=True),
+        starts.AtRandom((8, 7, 5, 40)),
+        180,
+    )
     at_random("four replicas", Model(4, max_epoch=8), starts.AtRandom((7, 6, 4, 40), 4), 200)
     return not any(result.violation for _, result in runs)
 

@@ -74,12 +74,32 @@ def breadth_first(model: Model, starts: list[State], max_states: int) -> Result:
 
 
 WEIGHTS = {
-    "crash": 0.25, "elect": 0.6, "elect_unclean": 1.5, "wipe": 0.15, "fetch": 4, "pull": 3,
-    "apply": 3, "half_swap": 0.25, "publish": 4, "acknowledge": 4, "propose": 0.7, "accept": 3,
-    "learn_isr": 3, "learn": 2, "reject": 3, "restart": 0.6, "append": 0.9, "mark": 1,
-    "clear_unclean": 2, "compute": 1, "hand_in": 2, "pass": 1.2, "rot": 0.4, "part": 0.4,
+    "crash": 0.25,
+    "elect": 0.6,
+    "elect_unclean": 1.5,
+    "wipe": 0.15,
+    "fetch": 4,
+    "pull": 3,
+    "apply": 3,
+    "half_swap": 0.25,
+    "publish": 4,
+    "acknowledge": 4,
+    "propose": 0.7,
+    "accept": 3,
+    "learn_isr": 3,
+    "learn": 2,
+    "reject": 3,
+    "restart": 0.6,
+    "append": 0.9,
+    "mark": 1,
+    "clear_unclean": 2,
+    "compute": 1,
+    "hand_in": 2,
+    "pass": 1.2,
+    "rot": 0.4,
+    "part": 0.4,
     "cut": 2,
-}  # fmt: skip
+}
 SHARED = ("pass", "half_swap", "append", "compute", "rot", "part")
 """Kinds with many actions at a time: the weight is that of all together."""
 
@@ -107,8 +127,12 @@ def history(model: Model, start: Start, seed: int, steps: int) -> Result:
             for action in actions:
                 share = kinds.count(action.kind) if action.kind in SHARED else 1
                 sluggish = action.replica == slow and action.kind in (
-                    "fetch", "pull", "learn", "apply", "restart",
-                )  # fmt: skip
+                    "fetch",
+                    "pull",
+                    "learn",
+                    "apply",
+                    "restart",
+                )
                 odds.append(weights[action.kind] / share * (slowness if sluggish else 1))
             (action,) = rng.choices(actions, odds)
             done.append(action)

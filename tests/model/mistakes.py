@@ -22,10 +22,13 @@ from tests.model.protocol import Mistake, Model, State, Violation
 HISTORIES = Path(__file__).parent / "histories"
 
 UNCLEAN = {
-    Mistake.UNCLEAN_KEEPS_HELD, Mistake.UNCLEAN_WITHOUT_BASE, Mistake.UNCLEAN_FORGOTTEN,
-    Mistake.UNCLEAN_KEEPS_CLEAN_TO, Mistake.MISSING_IGNORED,
+    Mistake.UNCLEAN_KEEPS_HELD,
+    Mistake.UNCLEAN_WITHOUT_BASE,
+    Mistake.UNCLEAN_FORGOTTEN,
+    Mistake.UNCLEAN_KEEPS_CLEAN_TO,
+    Mistake.MISSING_IGNORED,
     Mistake.KEEPS_APPLIED,
-}  # fmt: skip
+}
 """Shown by histories with unclean elections."""
 
 ROTS = {Mistake.CUT_UNASKED, Mistake.MEMBERS_CUT, Mistake.LACKING_ENTERS}
@@ -93,9 +96,12 @@ def find(mistake: Mistake, states: int, seconds: float) -> tuple[Setting, Result
         chosen = {**options, "max_epoch": 8}
         began = time.process_time()
         result = histories(
-            Model(mistake=mistake, **chosen), starts.AtRandom(budget), range(10**9), 160,
+            Model(mistake=mistake, **chosen),
+            starts.AtRandom(budget),
+            range(10**9),
+            160,
             lambda: time.process_time() - began > seconds,
-        )  # fmt: skip
+        )
         if result.violation:
             name = f"random {' '.join(map(str, budget))} {result.histories - 1}"
             return Setting(name, tuple(chosen.items())), result

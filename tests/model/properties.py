@@ -81,11 +81,20 @@ class _Fair:
 
     def __init__(self, model: Model, state: State, down: int | None) -> None:
         self.model = Model(
-            model.replicas, model.mistake, keys=model.keys, max_epoch=10**6, half_swaps=False,
-            expire_at_once=model.expire_at_once, slow_passes=False, unclean=model.unclean,
-            rots=model.rots, parts=model.parts,
-            delayed=model.delayed, reads_at_hw=model.reads_at_hw, only=model.only,
-        )  # fmt: skip
+            model.replicas,
+            model.mistake,
+            keys=model.keys,
+            max_epoch=10**6,
+            half_swaps=False,
+            expire_at_once=model.expire_at_once,
+            slow_passes=False,
+            unclean=model.unclean,
+            rots=model.rots,
+            parts=model.parts,
+            delayed=model.delayed,
+            reads_at_hw=model.reads_at_hw,
+            only=model.only,
+        )
         self.state = state._replace(budget=state.budget._replace(isr_changes=99))
         self.up = [i for i in range(model.replicas) if i != down]
         if down is not None and state.replicas[down].up:

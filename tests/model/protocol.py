@@ -117,9 +117,16 @@ class Manifest:
 
     @classmethod
     def of(
-        cls, epoch: int, generation: int, end: int, clean_to: int, *,
-        survivors: Iterable[tuple[int, Act]] = (), removed: Iterable[int] = (), dirty_from: int = 0,
-    ) -> Manifest:  # fmt: skip
+        cls,
+        epoch: int,
+        generation: int,
+        end: int,
+        clean_to: int,
+        *,
+        survivors: Iterable[tuple[int, Act]] = (),
+        removed: Iterable[int] = (),
+        dirty_from: int = 0,
+    ) -> Manifest:
         kept = tuple(survivors)
         key = (epoch, generation, end, clean_to, kept, tuple(removed), dirty_from)
         manifest = cls._all.get(key)
@@ -282,11 +289,22 @@ class Model:
     """
 
     def __init__(
-        self, replicas: int = 3, mistake: Mistake | None = None, *, keys: int = 2,
-        max_epoch: int = 3, half_swaps: bool = True, expire_at_once: bool = True,
-        slow_passes: bool = False, unclean: bool = False, rots: bool = False,
-        parts: bool = False, delayed: bool = True, reads_at_hw: bool = False, only: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        replicas: int = 3,
+        mistake: Mistake | None = None,
+        *,
+        keys: int = 2,
+        max_epoch: int = 3,
+        half_swaps: bool = True,
+        expire_at_once: bool = True,
+        slow_passes: bool = False,
+        unclean: bool = False,
+        rots: bool = False,
+        parts: bool = False,
+        delayed: bool = True,
+        reads_at_hw: bool = False,
+        only: str = "",
+    ) -> None:
         self.replicas = replicas
         self.mistake = mistake
         self.keys = keys
@@ -421,17 +439,21 @@ class Model:
             found += [
                 Action("pull", i, other)
                 for other, deposed in enumerate(state.replicas)
-                if other != i and deposed.up and deposed.leads is not None
+                if other != i
+                and deposed.up
+                and deposed.leads is not None
                 and 0 < deposed.epoch < replica.epoch
-            ]  # fmt: skip
+            ]
         target = replica.published
         if self.mistake is Mistake.APPLY_ON_PERSIST:
             target = replica.held
         if (
-            target is not None and target is not replica.applied and replica.damaged < 0
+            target is not None
+            and target is not replica.applied
+            and replica.damaged < 0
             and (replica.synced or self.mistake is Mistake.APPLY_BEFORE_TRUNCATING)
             and (log_end(replica.log) >= target.end or self.mistake is Mistake.APPLY_BELOW_LEO)
-        ):  # fmt: skip
+        ):
             found.append(Action("apply", i, target))
             found += self._half_swaps(i, target)
             if self.mistake is Mistake.MARK_BEFORE_SWAP:
@@ -636,9 +658,15 @@ class Model:
         if self.mistake is not Mistake.HW_NOT_RAISED:
             high_watermark = (replica.held if replica.swapping else replica.applied).end
         replica = replica._replace(
-            up=False, epoch=-1, high_watermark=high_watermark, synced=False, published=None,
-            leads=None, damaged=-1, may_cut=False,
-        )  # fmt: skip
+            up=False,
+            epoch=-1,
+            high_watermark=high_watermark,
+            synced=False,
+            published=None,
+            leads=None,
+            damaged=-1,
+            may_cut=False,
+        )
         if self.mistake is Mistake.VOLATILE_ACK:
             replica = replica._replace(held=replica.applied, complete=False)
         budget = state.budget._replace(crashes=state.budget.crashes - 1)
@@ -849,9 +877,14 @@ class Model:
             survivors += [(r.offset, act_of(r)) for r in replica.log if to <= r.offset < end]
         generation = replica.held.generation + 1
         return Manifest.of(
-            replica.epoch, generation, end, to,
-            survivors=survivors, removed=removed, dirty_from=first_dirty,
-        )  # fmt: skip
+            replica.epoch,
+            generation,
+            end,
+            to,
+            survivors=survivors,
+            removed=removed,
+            dirty_from=first_dirty,
+        )
 
     def _publish(self, state: State, action: Action) -> State:
         i, replica = action.replica, state.replicas[action.replica]
@@ -914,9 +947,12 @@ class Model:
         if offset <= replica.damaged:
             replica = replica._replace(damaged=-1, may_cut=False)
         return replica._replace(
-            log=log, epochs=epochs, applied=applied, high_watermark=high_watermark,
+            log=log,
+            epochs=epochs,
+            applied=applied,
+            high_watermark=high_watermark,
             complete=complete,
-        )  # fmt: skip
+        )
 
     def _fetch(self, state: State, action: Action) -> State:
         """One fetch: the follower is cut where it diverges, or gets one record."""
@@ -1004,9 +1040,10 @@ class Model:
         if self.mistake is not Mistake.LACKING_ENTERS:
             mine = 1 << i
             leads = leads._replace(
-                applied=put(leads.applied, i, None), holders=leads.holders & ~mine,
+                applied=put(leads.applied, i, None),
+                holders=leads.holders & ~mine,
                 complete=leads.complete & ~mine,
-            )  # fmt: skip
+            )
         state = self._put(state, leader_id, leader._replace(leads=leads))
         return self._put(state, i, state.replicas[i]._replace(may_cut=not counted))
 

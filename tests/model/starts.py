@@ -27,10 +27,17 @@ A_LIVES, A_DELETED, B_LIVES = Record(0, 1, 0, True), Record(1, 1, 0, False), Rec
 
 
 def state(
-    logs: list[Log], budget: tuple[int, int, int, int], *, isr: int, committed: int,
-    epochs: list[Epochs] | None = None, leaders: tuple[int, ...] = (0,),
-    known: list[int] | None = None, up: list[bool] | None = None, keys: int = 2,
-) -> State:  # fmt: skip
+    logs: list[Log],
+    budget: tuple[int, int, int, int],
+    *,
+    isr: int,
+    committed: int,
+    epochs: list[Epochs] | None = None,
+    leaders: tuple[int, ...] = (0,),
+    known: list[int] | None = None,
+    up: list[bool] | None = None,
+    keys: int = 2,
+) -> State:
     """Replica ``leaders[-1]`` leads. ``known``: the leader epoch each replica knows."""
     replicas, epoch, leader = len(logs), len(leaders), leaders[-1]
     made = []
@@ -44,10 +51,21 @@ def state(
         high_watermark = committed if isr >> i & 1 else 0
         made.append(
             Replica(
-                up[i] if up else True, log, cache, NONE, NONE, known[i] if known else epoch,
-                high_watermark, False, None, leads, None, False, None,
+                up[i] if up else True,
+                log,
+                cache,
+                NONE,
+                NONE,
+                known[i] if known else epoch,
+                high_watermark,
+                False,
+                None,
+                leads,
+                None,
+                False,
+                None,
             )
-        )  # fmt: skip
+        )
     newest = latest(logs[leader], committed)
     values = tuple(
         (newest[key].offset, newest[key].epoch, newest[key].live) if key in newest else None
@@ -62,28 +80,42 @@ def empty(budget: tuple[int, int, int, int] = (2, 1, 1, 2), replicas: int = 3) -
 
 
 def away(
-    has: int = 1, budget: tuple[int, int, int, int] = (0, 1, 0, 2), *, up: bool = True,
+    has: int = 1,
+    budget: tuple[int, int, int, int] = (0, 1, 0, 2),
+    *,
+    up: bool = True,
     tail: bool = True,
-) -> State:  # fmt: skip
+) -> State:
     """0 and 1 are in sync; 2 has the first ``has`` records and is outside the ISR."""
     log = (A_LIVES, A_DELETED, *((B_LIVES,) if tail else ()))
     return state(
-        [log, log, log[:has]], budget, isr=0b011, committed=len(log),
-        known=[1, 1, 1 if up else -1], up=[True, True, up],
-    )  # fmt: skip
+        [log, log, log[:has]],
+        budget,
+        isr=0b011,
+        committed=len(log),
+        known=[1, 1, 1 if up else -1],
+        up=[True, True, up],
+    )
 
 
 def returning(
-    isr: int = 0b101, has: int = 1, budget: tuple[int, int, int, int] = (0, 1, 0, 1),
-    replicas: int = 3, before: Log = (), *, tail: bool = True,
-) -> State:  # fmt: skip
+    isr: int = 0b101,
+    has: int = 1,
+    budget: tuple[int, int, int, int] = (0, 1, 0, 1),
+    replicas: int = 3,
+    before: Log = (),
+    *,
+    tail: bool = True,
+) -> State:
     """The others have everything, in the ISR or about to enter; 1 was away and is back."""
     records = (*before, A_LIVES, A_DELETED, *((B_LIVES,) if tail else ()))
     log = tuple(Record(o, 1, r.key, r.live) for o, r in enumerate(records))
     first = state(
-        [log, log[: has + len(before)], *([log] * (replicas - 2))], budget,
-        isr=isr, committed=len(log),
-    )  # fmt: skip
+        [log, log[: has + len(before)], *([log] * (replicas - 2))],
+        budget,
+        isr=isr,
+        committed=len(log),
+    )
     made = []
     for i, replica in enumerate(first.replicas):
         if i == 0:
@@ -102,18 +134,28 @@ def diverged(budget: tuple[int, int, int, int] = (0, 1, 0, 2), *, up: bool = Tru
     other = (A_LIVES, Record(1, 1, 1, True))
     cache = ((1, 0), (2, 1))
     return state(
-        [log, log, other], budget, isr=0b011, committed=3, epochs=[cache, cache, ((1, 0),)],
-        leaders=(2, 0), known=[2, 2, -1], up=[True, True, up],
-    )  # fmt: skip
+        [log, log, other],
+        budget,
+        isr=0b011,
+        committed=3,
+        epochs=[cache, cache, ((1, 0),)],
+        leaders=(2, 0),
+        known=[2, 2, -1],
+        up=[True, True, up],
+    )
 
 
 def stale_high_watermark(budget: tuple[int, int, int, int] = (0, 1, 1, 1)) -> State:
     """Key 0 lives at 0 and at 2; in-sync follower 1 knows a high watermark of 1 only."""
     log = (A_LIVES, Record(1, 1, 1, True), Record(2, 1, 0, True))
     first = state(
-        [log, log, log[:1]], budget, isr=0b011, committed=3, known=[1, 1, -1],
+        [log, log, log[:1]],
+        budget,
+        isr=0b011,
+        committed=3,
+        known=[1, 1, -1],
         up=[True, True, False],
-    )  # fmt: skip
+    )
     low = first.replicas[1]._replace(high_watermark=1)
     return first._replace(replicas=(first.replicas[0], low, first.replicas[2]))
 

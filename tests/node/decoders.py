@@ -109,10 +109,17 @@ def damaged(data: bytes, random: Random) -> Iterator[bytes]:
     numbers = [
         struct.pack(code, value)
         for code, value in (
-            (">i", -1), (">i", 2**31 - 1), (">i", -(2**31)), (">q", 2**63 - 1), (">q", -(2**63)),
-            (">h", -1), (">h", 2**15 - 1), (">I", 2**31), (">q", 0),
+            (">i", -1),
+            (">i", 2**31 - 1),
+            (">i", -(2**31)),
+            (">q", 2**63 - 1),
+            (">q", -(2**63)),
+            (">h", -1),
+            (">h", 2**15 - 1),
+            (">I", 2**31),
+            (">q", 0),
         )
-    ]  # fmt: skip
+    ]
     numbers += [b"\xff\xff\xff\xff\x0f", b"\xfe\xff\xff\xff\x0f", b"9" * 25, b"-1", b" ", b"\n"]
     for _ in range(EACH):
         made = bytearray(data)
@@ -223,11 +230,18 @@ def a_manifest() -> manifest.Manifest:
     bits = BitMap([0, 1, 5, 9])
     parts = [
         manifest.OutputSegment(
-            base, base + 10, bits, BitMap([3]), {1000: BitMap([5])},
-            (AbortedTxn(7, base, base + 5, base + 5),), b"d" * 16, 100, tombstones=BitMap([5]),
+            base,
+            base + 10,
+            bits,
+            BitMap([3]),
+            {1000: BitMap([5])},
+            (AbortedTxn(7, base, base + 5, base + 5),),
+            b"d" * 16,
+            100,
+            tombstones=BitMap([5]),
         )
         for base in (0, 10)
-    ]  # fmt: skip
+    ]
     return manifest.Manifest(TOPIC, 0, Generation(1, 2), 0, 20, 20, 1, 2, tuple(parts))
 
 

@@ -49,16 +49,44 @@ TOPIC_NAMES: Final = frozenset({"topic", "topic_name"})
 ALSO_TOPICS: Final = frozenset({1, 2, 3, 8, 9, 19, 20, 21, 37, 45, 46, 47, 75})
 """APIs whose ``name`` is a topic's, at the outer level."""
 NUMBERS: Final = {
-    "replica_id": -1, "session_epoch": -1, "max_bytes": 1 << 20, "partition_max_bytes": 1,
-    "current_leader_epoch": -1, "committed_leader_epoch": -1, "acks": 1, "timeout": 1000,
-    "max_wait": 0, "session_timeout": 10_000, "rebalance_timeout": 10_000, "resource_type": 2,
-    "num_partitions": 1, "replication_factor": 1, "count": 1, "response_partition_limit": 1 << 30,
-    "generation_id_or_member_epoch": -1, "generation_id": -1, "member_epoch": -1, "timestamp": -1,
-    "last_fetched_epoch": -1, "log_start_offset": -1, "retention_time": -1, "endpoint_type": 1,
-    "resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1,
-    "producer_id": -1, "producer_epoch": -1, "transaction_timeout": 1000, "broker_id": 77,
-    "voter_id": 77, "leader_epoch": 0, "broker_ids": 0, "replicas": 0, "port": 1,
-}  # fmt: skip
+    "replica_id": -1,
+    "session_epoch": -1,
+    "max_bytes": 1 << 20,
+    "partition_max_bytes": 1,
+    "current_leader_epoch": -1,
+    "committed_leader_epoch": -1,
+    "acks": 1,
+    "timeout": 1000,
+    "max_wait": 0,
+    "session_timeout": 10_000,
+    "rebalance_timeout": 10_000,
+    "resource_type": 2,
+    "num_partitions": 1,
+    "replication_factor": 1,
+    "count": 1,
+    "response_partition_limit": 1 << 30,
+    "generation_id_or_member_epoch": -1,
+    "generation_id": -1,
+    "member_epoch": -1,
+    "timestamp": -1,
+    "last_fetched_epoch": -1,
+    "log_start_offset": -1,
+    "retention_time": -1,
+    "endpoint_type": 1,
+    "resource_type_filter": 1,
+    "pattern_type_filter": 1,
+    "operation": 1,
+    "permission_type": 1,
+    "producer_id": -1,
+    "producer_epoch": -1,
+    "transaction_timeout": 1000,
+    "broker_id": 77,
+    "voter_id": 77,
+    "leader_epoch": 0,
+    "broker_ids": 0,
+    "replicas": 0,
+    "port": 1,
+}
 """Fields that mean something only with such a value; all others count up."""
 
 
@@ -423,18 +451,29 @@ def questions(topics: list[str], groups: list[str]) -> Iterator[tuple[str, bytes
 def fetched_in_session(topics: list[str], partitions: int) -> dict[str, Any]:
     """A Fetch that begins a session, of 24,800 partitions at most."""
     wanted = [
-        {"partition": number, "fetch_offset": 0, "partition_max_bytes": 1,
-         "current_leader_epoch": -1}
+        {
+            "partition": number,
+            "fetch_offset": 0,
+            "partition_max_bytes": 1,
+            "current_leader_epoch": -1,
+        }
         for number in range(min(partitions * 100 // len(topics), 9000))
-    ]  # fmt: skip
+    ]
     return {
-        "replica_id": -1, "max_wait": 0, "min_bytes": 0, "max_bytes": 1 << 20, "rack_id": "",
-        "isolation_level": 0, "session_id": 0, "session_epoch": 0, "forgotten_topics_data": (),
+        "replica_id": -1,
+        "max_wait": 0,
+        "min_bytes": 0,
+        "max_bytes": 1 << 20,
+        "rack_id": "",
+        "isolation_level": 0,
+        "session_id": 0,
+        "session_epoch": 0,
+        "forgotten_topics_data": (),
         "topics": [
             {"topic": name, "topic_id": uuid.uuid5(uuid.NAMESPACE_DNS, name), "partitions": wanted}
             for name in topics
         ],
-    }  # fmt: skip
+    }
 
 
 def produced(topics: list[str]) -> dict[str, Any]:
@@ -445,24 +484,41 @@ def produced(topics: list[str]) -> dict[str, Any]:
 
 
 PATHS: Final = (
-    "/metrics", "/api/v1/cluster", "/api/v1/topics", "/api/v1/topics/{topic}", "/api/v1/groups",
-    "/api/v1/groups/{group}", "/api/v1/compaction", "/api/v1/cleaner", "/api/v1/quorum",
-    "/api/v1/pulse", "/api/v1/compaction/passes", "/api/v1/compaction/history",
-    "/api/v1/compaction/lost", "/api/v1/compaction/digests",
-)  # fmt: skip
+    "/metrics",
+    "/api/v1/cluster",
+    "/api/v1/topics",
+    "/api/v1/topics/{topic}",
+    "/api/v1/groups",
+    "/api/v1/groups/{group}",
+    "/api/v1/compaction",
+    "/api/v1/cleaner",
+    "/api/v1/quorum",
+    "/api/v1/pulse",
+    "/api/v1/compaction/passes",
+    "/api/v1/compaction/history",
+    "/api/v1/compaction/lost",
+    "/api/v1/compaction/digests",
+)
 
 
 def committed(group: str, topics: list[str], partitions: int) -> bytes:
     """Offsets of all partitions, for one group."""
     wanted = [
-        {"partition_index": number, "committed_offset": 1, "committed_leader_epoch": -1,
-         "committed_metadata": ""} for number in range(partitions)
-    ]  # fmt: skip
+        {
+            "partition_index": number,
+            "committed_offset": 1,
+            "committed_leader_epoch": -1,
+            "committed_metadata": "",
+        }
+        for number in range(partitions)
+    ]
     values = {
-        "group_id": group, "generation_id_or_member_epoch": -1, "member_id": "",
+        "group_id": group,
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
         "group_instance_id": None,
         "topics": [{"name": name, "partitions": wanted} for name in topics],
-    }  # fmt: skip
+    }
     return protocol.encode_request(8, 8, 7, "stalls", values)
 
 

@@ -40,9 +40,13 @@ def build(folder, **environ):
     (folder / "bad.c").write_text("#error this machine can't\n")
     return subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext"],
-        cwd=folder, env={**os.environ, "KEPT_REQUIRE_KERNELS": "", **environ},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env={**os.environ, "KEPT_REQUIRE_KERNELS": "", **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.c_compiler
@@ -134,10 +138,22 @@ def test_the_checksum_compiles_without_a_warning_and_is_right(tmp_path, compiler
     on_x86 = os.uname().machine == "x86_64"
     options = [o for o in BASELINE if baseline and on_x86 and knows(compiler, o)]
     subprocess.run(
-        [compiler, "-std=gnu11", "-O3", "-Wall", "-Wextra", "-Werror", *options,
-         "-I", ROOT / "storage" / "records", source, "-o", tmp_path / "check"],
+        [
+            compiler,
+            "-std=gnu11",
+            "-O3",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            *options,
+            "-I",
+            ROOT / "storage" / "records",
+            source,
+            "-o",
+            tmp_path / "check",
+        ],
         check=True,
-    )  # fmt: skip
+    )
     done = subprocess.run([tmp_path / "check"], check=True, capture_output=True, text=True)
     if on_x86 and "sse4_2" in Path("/proc/cpuinfo").read_text():
         assert done.stdout == "instruction", "whatever the compiler's baseline is"
@@ -158,10 +174,18 @@ def test_each_header_compiles_alone(tmp_path, compiler):
         source = tmp_path / "one.c"
         source.write_text(f'#include "{ROOT / name}"\nint main(void) {{ return 0; }}\n')
         subprocess.run(
-            [compiler, "-std=gnu11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
-             "-Wno-unused-function", source],
+            [
+                compiler,
+                "-std=gnu11",
+                "-fsyntax-only",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-Wno-unused-function",
+                source,
+            ],
             check=True,
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.slow
@@ -171,9 +195,13 @@ def test_clang_compiles_every_kernel(tmp_path):
     places = (f"--build-lib={tmp_path}/lib", f"--build-temp={tmp_path}/temp")
     done = subprocess.run(
         [sys.executable, "-c", "from setuptools import setup; setup()", "-q", "build_ext", *places],
-        cwd=ROOT, env={**os.environ, "CC": "clang", "KEPT_REQUIRE_KERNELS": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "CC": "clang", "KEPT_REQUIRE_KERNELS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout
     made = {
         ".".join(path.relative_to(tmp_path / "lib").parts).partition(".abi3")[0]

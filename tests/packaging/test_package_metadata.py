@@ -86,8 +86,12 @@ def test_a_registry_shows_links_that_lead_somewhere(sdist):
     linked = [rest.split(")")[0].split("#")[0] for rest in shown.split(pages)[1:]]
     assert [path for path in linked if not (ROOT / path).exists()] == []
     assert {label.partition(",")[0] for label in metadata.get_all("Project-URL")} == {
-        "Changelog", "Documentation", "Homepage", "Issues", "Security",
-    }  # fmt: skip
+        "Changelog",
+        "Documentation",
+        "Homepage",
+        "Issues",
+        "Security",
+    }
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,12 @@ def test_the_image_gets_the_closure_of_what_a_node_needs_and_nothing_else():
 def test_the_image_installs_nothing_without_a_hash():
     lines = (ROOT / "deploy" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
     installs = [
-        part for line in lines if line.startswith("RUN")
-        for part in line.split("&&") if re.search(r"\bpip\b.* install ", part)
-    ]  # fmt: skip
+        part
+        for line in lines
+        if line.startswith("RUN")
+        for part in line.split("&&")
+        if re.search(r"\bpip\b.* install ", part)
+    ]
     assert len(installs) == 3
     assert [
         one for one in installs if "--require-hashes" not in one and "/tmp/wheel/" not in one

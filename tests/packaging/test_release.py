@@ -101,8 +101,10 @@ def test_only_what_is_committed_is_released(tmp_path, monkeypatch):
     def git(*arguments):
         subprocess.run(
             ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments],
-            cwd=repository, check=True, capture_output=True,
-        )  # fmt: skip
+            cwd=repository,
+            check=True,
+            capture_output=True,
+        )
 
     git("init")
     (repository / "in").write_text("committed\n")

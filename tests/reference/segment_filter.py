@@ -37,9 +37,13 @@ class SegmentFilter:
     """
 
     def __init__(
-        self, *, interval_bytes: int, limit_bytes: int, index_limit_bytes: int,
+        self,
+        *,
+        interval_bytes: int,
+        limit_bytes: int,
+        index_limit_bytes: int,
         check_crc: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._check_crc = check_crc
         self._interval = interval_bytes
         self._limit = limit_bytes
@@ -279,10 +283,20 @@ def _varint(data: memoryview, position: int, end: int, bits: int) -> tuple[int, 
 
 def _emptied(header: BatchHeader) -> BatchHeader:
     return BatchHeader(
-        header.base_offset, 0, header.partition_leader_epoch, 2, 0, header.attributes & 0x38,
-        header.last_offset_delta, -1, header.max_timestamp, header.producer_id,
-        header.producer_epoch, header.base_sequence, 0,
-    )  # fmt: skip
+        header.base_offset,
+        0,
+        header.partition_leader_epoch,
+        2,
+        0,
+        header.attributes & 0x38,
+        header.last_offset_delta,
+        -1,
+        header.max_timestamp,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        0,
+    )
 
 
 def _sealed(header: BatchHeader, body: Buffer) -> bytes:

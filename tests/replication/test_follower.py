@@ -114,9 +114,14 @@ class Story:
     def asked(self) -> PartitionRequest:
         log = self.log
         return PartitionRequest(
-            TP, TOPIC_ID, self.core.leader_epoch, log.log_end_offset, log.latest_epoch,
-            log.log_start_offset, 100,
-        )  # fmt: skip
+            TP,
+            TOPIC_ID,
+            self.core.leader_epoch,
+            log.log_end_offset,
+            log.latest_epoch,
+            log.log_start_offset,
+            100,
+        )
 
     def event(self, line: str) -> list[str]:
         name, *words = line.split()

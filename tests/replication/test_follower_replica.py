@@ -239,8 +239,10 @@ def test_effects_are_performed(follower) -> None:
     assert follower.log_end_offset == 5
     follower.follower.perform(StartAt(90), 0)
     assert (follower.log_start_offset, follower.log_end_offset, follower.latest_epoch) == (
-        90, 90, -1,
-    )  # fmt: skip
+        90,
+        90,
+        -1,
+    )
 
 
 def test_a_failing_disk_takes_the_partition_offline_and_its_follower_with_it(
@@ -295,9 +297,13 @@ def test_a_cut_waits_until_a_thread_has_read_its_producers(disk, monkeypatch) ->
     replica.become_follower(1, 3, 7, (1, 0), (1, 0, 2), 0)
     for sequence in range(10):
         data = build_batch(
-            [(1000, b"k", b"v", ())], base_offset=sequence, leader_epoch=3, producer_id=7,
-            producer_epoch=0, base_sequence=sequence,
-        )  # fmt: skip
+            [(1000, b"k", b"v", ())],
+            base_offset=sequence,
+            leader_epoch=3,
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=sequence,
+        )
         replica.follower.append_fetched(data, 0, 0, 0)
     replica.listener = PreparingListener()
     for _ in range(2):

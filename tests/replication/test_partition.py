@@ -142,18 +142,26 @@ def test_a_follower_remembers_no_marker_that_is_committed(partition) -> None:
 
 def transactional(base_offset: int, producer_id: int, leader_epoch: int = 3) -> bytes:
     return build_batch(
-        [(1000, b"k", b"v", ())] * 2, base_offset=base_offset, producer_id=producer_id,
-        producer_epoch=0, base_sequence=base_offset, is_transactional=True,
+        [(1000, b"k", b"v", ())] * 2,
+        base_offset=base_offset,
+        producer_id=producer_id,
+        producer_epoch=0,
+        base_sequence=base_offset,
+        is_transactional=True,
         leader_epoch=leader_epoch,
-    )  # fmt: skip
+    )
 
 
 def marker(base_offset: int, producer_id: int, kind: int, leader_epoch: int = 3) -> bytes:
     return build_batch(
-        [(1000, pack(">hh", 0, kind), pack(">hi", 0, 0), ())], base_offset=base_offset,
-        producer_id=producer_id, producer_epoch=0, is_transactional=True, is_control=True,
+        [(1000, pack(">hh", 0, kind), pack(">hi", 0, 0), ())],
+        base_offset=base_offset,
+        producer_id=producer_id,
+        producer_epoch=0,
+        is_transactional=True,
+        is_control=True,
         leader_epoch=leader_epoch,
-    )  # fmt: skip
+    )
 
 
 def test_the_last_stable_offset_is_not_below_the_log_start(partition) -> None:
@@ -308,8 +316,13 @@ def test_a_reader_that_diverged_is_told_where(disk) -> None:
     tools.lead(partition, 4)
     tools.produce(partition, 5)
     assert [partition.end_offset_for_epoch(4, e) for e in range(6)] == [
-        (0, 0), (1, 5), (1, 5), (1, 5), (4, 10), (-1, -1),
-    ]  # fmt: skip
+        (0, 0),
+        (1, 5),
+        (1, 5),
+        (1, 5),
+        (4, 10),
+        (-1, -1),
+    ]
     fetch = partition.fetch
     assert fetch(5, 1000, last_fetched_epoch=1).diverging is None
     told = fetch(7, 1000, last_fetched_epoch=1)

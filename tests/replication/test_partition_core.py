@@ -163,7 +163,7 @@ EVENTS = st.one_of(
     st.builds(lambda who: ("eligible", who), st.frozensets(st.integers(1, 2))),
     st.builds(lambda n: ("min-isr", n), st.integers(1, 3)),
     st.builds(lambda n: ("await", n), st.integers(0, 8)),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=300, deadline=None)

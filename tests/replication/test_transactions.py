@@ -26,8 +26,16 @@ def verified(partition: Partition, pid: int = 7, epoch: int = 0, sequence: int =
     return partition.verification_guard(pid, epoch, sequence, **fields)
 
 
-def send(partition: Partition, sequence: int = 0, count: int = 1, *, pid: int = 7, epoch: int = 0,
-         guard=None, **rest):  # fmt: skip
+def send(
+    partition: Partition,
+    sequence: int = 0,
+    count: int = 1,
+    *,
+    pid: int = 7,
+    epoch: int = 0,
+    guard=None,
+    **rest,
+):
     batch = tools.checked(count, pid=pid, sequence=sequence, epoch=epoch, is_transactional=True)
     info = partition.append(batch, tools.NOW, -1, guard, **rest)
     partition.write()

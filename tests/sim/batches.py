@@ -58,15 +58,36 @@ def decode(data: bytes) -> list[Batch]:
     found = []
     position = 0
     while position < len(data):
-        (base, length, epoch, _, crc, bits, delta, _, _, producer, producer_epoch, sequence, count
-        ) = _HEADER.unpack_from(data, position)  # fmt: skip
+        (
+            base,
+            length,
+            epoch,
+            _,
+            crc,
+            bits,
+            delta,
+            _,
+            _,
+            producer,
+            producer_epoch,
+            sequence,
+            count,
+        ) = _HEADER.unpack_from(data, position)
         marker = _marker(data, position) if bits & CONTROL and count else None
         found.append(
             Batch(
-                base, base + delta, epoch, crc, producer, producer_epoch, sequence, count, bits,
+                base,
+                base + delta,
+                epoch,
+                crc,
+                producer,
+                producer_epoch,
+                sequence,
+                count,
+                bits,
                 marker,
             )
-        )  # fmt: skip
+        )
         position += length + 12
     assert position == len(data)
     return found

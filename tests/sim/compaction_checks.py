@@ -124,9 +124,17 @@ class CompactionChecks(ReplicaChecks):
     # A replica as it is.
 
     def look_at(  # noqa: PLR0917
-        self, node: int, process: int, tp: TopicPartition, topic_id: UUID, log: Log, hw: int,
-        leads_in: int | None, generation: tuple[Any, int] | None, broken: Container[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        node: int,
+        process: int,
+        tp: TopicPartition,
+        topic_id: UUID,
+        log: Log,
+        hw: int,
+        leads_in: int | None,
+        generation: tuple[Any, int] | None,
+        broken: Container[str] = (),
+    ) -> None:
         """Judge a replica after something happened to it. ``generation``: (identity, end) of what
         it has applied; None in the middle of a swap. ``broken``: paths below which nothing is read.
         """
@@ -193,9 +201,15 @@ class CompactionChecks(ReplicaChecks):
     # Leaders.
 
     def _leading(  # noqa: PLR0917
-        self, tp: TopicPartition, node: int, copy: Copy, view: View, register: Register,
-        epoch: int, hw: int,
-    ) -> None:  # fmt: skip
+        self,
+        tp: TopicPartition,
+        node: int,
+        copy: Copy,
+        view: View,
+        register: Register,
+        epoch: int,
+        hw: int,
+    ) -> None:
         known = register.leaders.setdefault(epoch, (node, copy.process))
         if known != (node, copy.process):
             raise Violation("one-leader", f"{tp}: n{node} leads in epoch {epoch}, as {known} did")
@@ -256,9 +270,14 @@ class CompactionChecks(ReplicaChecks):
         return {rec.key: rec for rec in self.rows.get(tp, []) if rec.offset < up_to}
 
     def _judge(  # noqa: PLR0917
-        self, tp: TopicPartition, node: int, view: View, register: Register, leads_in: int | None,
+        self,
+        tp: TopicPartition,
+        node: int,
+        view: View,
+        register: Register,
+        leads_in: int | None,
         hw: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         state = register.state
         assert state is not None
         member = node in state.isr and node in register.certain
@@ -288,9 +307,8 @@ class CompactionChecks(ReplicaChecks):
             raise Violation("prefix", f"{who}: {table} is not committed")
 
     def _compare(
-        self, tp: TopicPartition, topic_id: UUID, node: int, view: View,
-        generation: tuple[Any, int],
-    ) -> None:  # fmt: skip
+        self, tp: TopicPartition, topic_id: UUID, node: int, view: View, generation: tuple[Any, int]
+    ) -> None:
         identity, end = generation
         key = (view.seen, identity)
         if key == view.compared:
@@ -335,9 +353,7 @@ class CompactionChecks(ReplicaChecks):
             self._judge(tp, node, view, register, None, register.end)
             self._producers(tp, node, view, register)
 
-    def _producers(
-        self, tp: TopicPartition, node: int, view: View, register: Register
-    ) -> None:  # fmt: skip
+    def _producers(self, tp: TopicPartition, node: int, view: View, register: Register) -> None:
         """A batch that comes again would be there twice, where its producer is not known."""
         if self.may_miss(tp) or view.log is None:
             return

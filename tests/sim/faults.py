@@ -15,9 +15,21 @@ from tests.sim.network import LinkFaults, Network
 from tests.sim.world import MS, World
 
 KINDS = (
-    "kill", "power", "torn", "all_kill", "all_power", "term", "partition", "one_way",
-    "isolate_leader", "flaky", "stall", "jump", "disk_full", "slow_disk",
-)  # fmt: skip
+    "kill",
+    "power",
+    "torn",
+    "all_kill",
+    "all_power",
+    "term",
+    "partition",
+    "one_way",
+    "isolate_leader",
+    "flaky",
+    "stall",
+    "jump",
+    "disk_full",
+    "slow_disk",
+)
 """``torn``: death in the middle of a disk call. ``all_...``: every machine at once."""
 
 
@@ -47,9 +59,13 @@ class Nemesis:
     """Does the faults of a profile to machines and network until :meth:`heal`."""
 
     def __init__(
-        self, world: World, network: Network, machines: Sequence[Machine], profile: Profile,
+        self,
+        world: World,
+        network: Network,
+        machines: Sequence[Machine],
+        profile: Profile,
         leader: Callable[[], Machine | None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.world = world
         self.network = network
         self.machines = list(machines)

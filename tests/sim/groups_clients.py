@@ -44,9 +44,15 @@ AGAIN_S: Final = 0.1
 UNSTABLE: Final = -2
 """The offset of a partition that a transaction may still move, or that is not told."""
 REFUSED: Final = frozenset(
-    {"illegal_generation", "unknown_member_id", "fenced_instance_id", "rebalance_in_progress",
-     "coordinator_load_in_progress", "group_id_not_found"}
-)  # fmt: skip
+    {
+        "illegal_generation",
+        "unknown_member_id",
+        "fenced_instance_id",
+        "rebalance_in_progress",
+        "coordinator_load_in_progress",
+        "group_id_not_found",
+    }
+)
 """Commits with these answers were not taken; of others nobody knows."""
 LOST: Final = frozenset(
     {"not_coordinator", "coordinator_not_available", "coordinator_load_in_progress", "closed"}
@@ -167,10 +173,16 @@ class Life:
         """Become a member of a generation, with a part of it."""
         topic, count = self.history.subscribed
         joined = await self.client.send(
-            11, 9, session_timeout=int(SESSION_S * 1000), rebalance_timeout=int(REBALANCE_S * 1000),
-            member_id=self.member_id, group_instance_id=self.instance, protocol_type="consumer",
-            protocols=[{"name": "range", "metadata": encode_subscription([topic])}], reason=None,
-        )  # fmt: skip
+            11,
+            9,
+            session_timeout=int(SESSION_S * 1000),
+            rebalance_timeout=int(REBALANCE_S * 1000),
+            member_id=self.member_id,
+            group_instance_id=self.instance,
+            protocol_type="consumer",
+            protocols=[{"name": "range", "metadata": encode_subscription([topic])}],
+            reason=None,
+        )
         error = joined.error_code.name
         if error == "member_id_required" or (error == "none" and joined.member_id):
             self.member_id = joined.member_id
@@ -184,13 +196,19 @@ class Life:
         }
         leads = joined.leader == self.member_id and not joined.skip_assignment
         synced = await self.client.send(
-            14, 5, generation_id=self.generation, member_id=self.member_id,
-            group_instance_id=self.instance, protocol_type="consumer", protocol_name="range",
+            14,
+            5,
+            generation_id=self.generation,
+            member_id=self.member_id,
+            group_instance_id=self.instance,
+            protocol_type="consumer",
+            protocol_name="range",
             assignments=[
                 {"member_id": m, "assignment": encode_assignment(part)}
-                for m, part in parts.items() if leads
+                for m, part in parts.items()
+                if leads
             ],
-        )  # fmt: skip
+        )
         self._refused(synced.error_code.name)
         self.part = [tp.partition for tp in decode_assignment(synced.assignment)]
         owner = self.instance or self.member_id
@@ -223,9 +241,12 @@ class Life:
             if self.part and history.random.random() < 0.7:
                 await self._commit()
             beat = await self.client.send(
-                12, 4, generation_id=self.generation, member_id=self.member_id,
+                12,
+                4,
+                generation_id=self.generation,
+                member_id=self.member_id,
                 group_instance_id=self.instance,
-            )  # fmt: skip
+            )
             self._refused(beat.error_code.name)
 
     async def _read(self) -> None:
@@ -250,14 +271,22 @@ class Life:
         values = {partition: history.next_value() for partition in self.part}
         commits = self.checks.commit_begins(self.group, self.generation, values)
         partitions = [
-            {"partition_index": partition, "committed_offset": value, "committed_leader_epoch": -1,
-             "committed_metadata": ""}
+            {
+                "partition_index": partition,
+                "committed_offset": value,
+                "committed_leader_epoch": -1,
+                "committed_metadata": "",
+            }
             for partition, value in values.items()
-        ]  # fmt: skip
+        ]
         reply = await self.client.send(
-            8, 8, generation_id_or_member_epoch=self.generation, member_id=self.member_id,
-            group_instance_id=self.instance, topics=[{"name": TOPIC, "partitions": partitions}],
-        )  # fmt: skip
+            8,
+            8,
+            generation_id_or_member_epoch=self.generation,
+            member_id=self.member_id,
+            group_instance_id=self.instance,
+            topics=[{"name": TOPIC, "partitions": partitions}],
+        )
         (error,) = {p.error_code.name for p in reply.topics[0].partitions}
         history.note("member", f"commit: {error}", self.name, self.generation, values)
         if error == "none":

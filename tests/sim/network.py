@@ -132,9 +132,14 @@ class Network:
             machine.deliver("receive", source, message)
 
     def call(  # noqa: PLR0917
-        self, source: int, target: int, method: str, request: object,
-        answered: Callable[[Any], None], timeout_ms: int = 2000,
-    ) -> None:  # fmt: skip
+        self,
+        source: int,
+        target: int,
+        method: str,
+        request: object,
+        answered: Callable[[Any], None],
+        timeout_ms: int = 2000,
+    ) -> None:
         """Ask the process on ``target``: it gets ``serve_<method>(source, request, reply)``.
 
         ``answered`` is called once on the asking process if that still lives. Requests are neither

@@ -460,11 +460,16 @@ def observe_compacted(
     if applied is not None and applied.applied is not None and not moves:
         generation = applied.applied, applied.end_offset
     checks.look_at(
-        machine.node_id, machine.life, partition.topic_partition, partition.topic_id,
-        partition.log, partition.high_watermark,
+        machine.node_id,
+        machine.life,
+        partition.topic_partition,
+        partition.topic_id,
+        partition.log,
+        partition.high_watermark,
         partition.leader_epoch if partition.core.leading else None,
-        generation, machine.disk.broken,
-    )  # fmt: skip
+        generation,
+        machine.disk.broken,
+    )
     history.check_epoch(machine, partition)
 
 
@@ -502,11 +507,14 @@ class InPlace:
             self._since_s = now_s
         if now_s < self._since_s + SETTLES_S:
             return []
-        before, self.names = self.names, {
-            name: len(inode.data)
-            for name, inode in self._machine.disk.files()
-            if name.startswith(f"{self.path}/") and not name.endswith(UNPLACED)
-        }  # fmt: skip
+        before, self.names = (
+            self.names,
+            {
+                name: len(inode.data)
+                for name, inode in self._machine.disk.files()
+                if name.startswith(f"{self.path}/") and not name.endswith(UNPLACED)
+            },
+        )
         if before is None:
             return []
         return sorted({name for name, _ in before.items() ^ self.names.items()})

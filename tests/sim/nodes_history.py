@@ -228,12 +228,17 @@ class NodesHistory:
             return
         partition, log = replica.partition, replica.partition.log
         self.checks.look(
-            machine.node_id, machine.life, tp, partition.topic_id,
+            machine.node_id,
+            machine.life,
+            tp,
+            partition.topic_id,
             lambda start: batches.read(log, start),
-            log.log_start_offset, log.written_end_offset, log.truncations,
+            log.log_start_offset,
+            log.written_end_offset,
+            log.truncations,
             partition.high_watermark,
             partition.leader_epoch if partition.core.leading else None,
-        )  # fmt: skip
+        )
         self.check_epoch(machine, partition)
 
     def check_epoch(self, machine: Machine, partition: Partition) -> None:
@@ -260,9 +265,15 @@ class NodesHistory:
         partition = replica.partition
         log, core = partition.log, partition.core
         return (
-            log.written_end_offset, log.log_start_offset, log.truncations, core.high_watermark,
-            core.leading, core.leader_epoch, partition.topic_id, len(log.segments),
-        )  # fmt: skip
+            log.written_end_offset,
+            log.log_start_offset,
+            log.truncations,
+            core.high_watermark,
+            core.leading,
+            core.leader_epoch,
+            partition.topic_id,
+            len(log.segments),
+        )
 
     def observe_raft(self, machine: Machine, member: MetadataNode) -> None:
         """A member of the metadata's Raft has stepped."""
@@ -467,10 +478,13 @@ class NodesHistory:
             for acks in (-1, random.choice((-1, 1))):
                 self.writers.append(
                     Producer(
-                        Client(self), tp, acks, random.choice((1, 1, 3)),
+                        Client(self),
+                        tp,
+                        acks,
+                        random.choice((1, 1, 3)),
                         random.choice((0.02, 0.06, 0.2)),
                     )
-                )  # fmt: skip
+                )
         readers = [Consumer(Client(self), tp) for tp in self.partitions if self.consumers]
         return [*self.writers, *readers]
 

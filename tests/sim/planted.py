@@ -75,6 +75,14 @@ from tests.sim import (  # noqa: E402
 )
 
 __all__ = [
-    "PLANTED", "Bug", "plant", "planted_compaction", "planted_groups", "planted_node",
-    "planted_raft", "planted_replicas", "planted_security", "planted_transactions",
-]  # fmt: skip
+    "PLANTED",
+    "Bug",
+    "plant",
+    "planted_compaction",
+    "planted_groups",
+    "planted_node",
+    "planted_raft",
+    "planted_replicas",
+    "planted_security",
+    "planted_transactions",
+]

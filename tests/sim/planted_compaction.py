@@ -141,84 +141,142 @@ def joins_as(complete: bool) -> Callable[[Any], Any]:
 
 
 plant(
-    "digest-of-its-own", STAGE, 1, "survivor-missing",
+    "digest-of-its-own",
+    STAGE,
+    1,
+    "survivor-missing",
     "a replica that holds all survivors comes to the manifest's digests (17)",
     ("kept.compaction.cleaner.cleaner_run.build", of_its_own),
-)  # fmt: skip
+)
 plant(
-    "rest-dropped", STAGE, 3, "survivor-missing value-lost isr-holds kill-lost committed-lost "
+    "rest-dropped",
+    STAGE,
+    3,
+    "survivor-missing value-lost isr-holds kill-lost committed-lost "
     "crash liveness invariants escaped",
     "a segment that is split keeps what is beyond the manifest's end (18)",
     (f"{FOLLOW}._Follower._copy_rest", rest_dropped),
-)  # fmt: skip
+)
 plant(
-    "own-horizon", STAGE, 1, "generation-differs liveness",
+    "own-horizon",
+    STAGE,
+    1,
+    "generation-differs liveness",
     "followers decide nothing (13, 16)",
     (f"{FOLLOW}.job_for", own_horizon),
-)  # fmt: skip
+)
 plant(
-    "start-goes-back", STAGE, 1, "log-start-back",
+    "start-goes-back",
+    STAGE,
+    1,
+    "log-start-back",
     "a replica's log start does not go back (43)",
     (f"{FOLLOW}.job_for", starts_anew),
     moves=True,
-)  # fmt: skip
+)
 plant(
-    "nodes-applied-twice", STAGE, 1, "escaped",
+    "nodes-applied-twice",
+    STAGE,
+    1,
+    "escaped",
     "one task at a time works on a manifest's files",
     ("kept.node.replicas.manifests.replica.ReplicaManifests._apply", applied_twice),
-)  # fmt: skip
+)
 plant(
-    "deletions-undone", STAGE, 1, "resurrection",
+    "deletions-undone",
+    STAGE,
+    1,
+    "resurrection",
     "a tombstone goes after all that it deletes (5)",
     ("kept.compaction.cleaner.survey._Surveyor._decide", deletions_undone),
     ("kept.compaction.cleaner.self_check.check", returns(0)),
-)  # fmt: skip
+)
 plant(
-    "empties-dropped", STAGE, 7, "producer-state",
+    "empties-dropped",
+    STAGE,
+    7,
+    "producer-state",
     "the last batch of a producer stays, though it is empty (8)",
     ("kept.compaction.cleaner.survey.producers_by_last_offset", returns(array("q"))),
-)  # fmt: skip
+)
 plant(
-    "tombstones-stay", STAGE, 8, "tombstones",
+    "tombstones-stay",
+    STAGE,
+    8,
+    "tombstones",
     "a tombstone goes when its horizon has passed (6)",
     ("kept.compaction.cleaner.job.Job.horizon_ms", lambda _: property(lambda _job: 1 << 62)),
-)  # fmt: skip
+)
 plant(
-    "cut-while-applying", STAGE, 1, "cut-in-use",
+    "cut-while-applying",
+    STAGE,
+    1,
+    "cut-in-use",
     "a log is not cut while a manifest is put into place",
     ("kept.node.replicas.manifests.replica.ReplicaManifests.check_cut", returns(None)),
-    large=True, devices=False, rots=False, unclean=False, forsakes=False,
+    large=True,
+    devices=False,
+    rots=False,
+    unclean=False,
+    forsakes=False,
     suffer_s=1.0,
-)  # fmt: skip
+)
 plant(
-    "survivor-not-missed", STAGE, 1, "generation-differs",
+    "survivor-not-missed",
+    STAGE,
+    1,
+    "generation-differs",
     "a replica that lacks a survivor does not apply the manifest (15, 17)",
     (f"{FOLLOW}.job_for", not_missed),
-    unclean=True, moves=False, rots=False, forsakes=False, devices=False,
-)  # fmt: skip
+    unclean=True,
+    moves=False,
+    rots=False,
+    forsakes=False,
+    devices=False,
+)
 plant(
-    "pass-outlives-its-device", STAGE, 4, "device-in-pass",
+    "pass-outlives-its-device",
+    STAGE,
+    4,
+    "device-in-pass",
     "a pass ends with the device that it works on",
     ("kept.node.replicas.manifests.replica.ReplicaManifests._reject", unheard),
-    devices=True, rots=False, unclean=False, forsakes=False,
-)  # fmt: skip
+    devices=True,
+    rots=False,
+    unclean=False,
+    forsakes=False,
+)
 plant(
-    "pass-goes-on-offline", STAGE, 6, "offline-written device-in-pass",
+    "pass-goes-on-offline",
+    STAGE,
+    6,
+    "offline-written device-in-pass",
     "nothing is put into place in a directory that is offline, though its device is back",
     ("kept.node.replicas.manifests.replica.ReplicaManifests.abandon", returns(None)),
     ("kept.node.replicas.manifests.store.Files.check", returns(None)),
     ("kept.node.compaction.cleaner.Cleaner.forget", returns(None)),
-    devices=True, loose=True, large=True, rots=False, unclean=False, forsakes=False,
+    devices=True,
+    loose=True,
+    large=True,
+    rots=False,
+    unclean=False,
+    forsakes=False,
     suffer_s=4.0,
-)  # fmt: skip
+)
 plant(
-    "held-enters", STAGE, 3, "resurrection value-lost prefix",
+    "held-enters",
+    STAGE,
+    3,
+    "resurrection value-lost prefix",
     "a replica that comes over a gap enters the ISR when it has applied what is published (15)",
     ("kept.replication.partition_core.PartitionCore._may_join", joins_as(complete=True)),
-)  # fmt: skip
+)
 plant(
-    "only-applied-enters", "kills", 1, "slow-return",
+    "only-applied-enters",
+    "kills",
+    1,
+    "slow-return",
     "a replica that had everything before it was published enters at once (15)",
     ("kept.replication.partition_core.PartitionCore._may_join", joins_as(complete=False)),
     large=True,
-)  # fmt: skip
+)

@@ -110,49 +110,73 @@ def read_as_another(original: Any) -> Any:
 
 
 plant(
-    "groups-left-at-once", STAGE, 9, "member-back",
+    "groups-left-at-once",
+    STAGE,
+    9,
+    "member-back",
     "a leave is answered when the record of the empty group is committed",
     (f"{CORE}.respond_when_committed", left_at_once),
     strikes=OFTEN,
-)  # fmt: skip
+)
 plant(
-    "groups-committed-at-once", STAGE, 2, "offset-lost offset-back",
+    "groups-committed-at-once",
+    STAGE,
+    2,
+    "offset-lost offset-back",
     "a commit is answered when it is committed",
     (f"{CORE}.append", committed_at_once),
     strikes=OFTEN,
-)  # fmt: skip
+)
 plant(
-    "groups-assigned-at-once", STAGE, 1, "two-owners",
+    "groups-assigned-at-once",
+    STAGE,
+    1,
+    "two-owners",
     "members get their parts when the record of the generation is committed",
     (f"{CORE}.append", assigned_at_once),
     strikes=OFTEN,
-)  # fmt: skip
+)
 plant(
-    "groups-appended-is-read", STAGE, 5, "offset-lost offset-back",
+    "groups-appended-is-read",
+    STAGE,
+    5,
+    "offset-lost offset-back",
     "readers see committed offsets",
     (f"{CORE}.committed_of", appended_is_read),
     strikes=OFTEN,
-)  # fmt: skip
+)
 plant(
-    "groups-loads-at-once", STAGE, 1, "offset-lost offset-back two-owners",
+    "groups-loads-at-once",
+    STAGE,
+    1,
+    "offset-lost offset-back two-owners",
     "a new coordinator waits until the high watermark reaches the end of its log",
     (f"{SHARD}._await_committed", loads_at_once),
     strikes=OFTEN,
-)  # fmt: skip
+)
 plant(
-    "groups-deposed", STAGE, 1, "offset-lost offset-back",
+    "groups-deposed",
+    STAGE,
+    1,
+    "offset-lost offset-back",
     "a coordinator that no controller hears answers offsets only with proof that it leads",
     ("kept.node.metadata.cluster_link.ClusterLink.may_be_fenced", always_leads),
     trial="depose",
-)  # fmt: skip
+)
 plant(
-    "groups-whoever-commits", STAGE, 2, "zombie-commit",
+    "groups-whoever-commits",
+    STAGE,
+    2,
+    "zombie-commit",
     "a commit of an old generation is refused",
     (f"{OFFSETS}.commit", whoever_commits),
-)  # fmt: skip
+)
 plant(
-    "groups-read-as-another", STAGE, 1, "offset-unknown",
+    "groups-read-as-another",
+    STAGE,
+    1,
+    "offset-unknown",
     "a new coordinator has the offsets that are in its log",
     (f"{CORE}.replay", read_as_another),
     strikes=OFTEN,
-)  # fmt: skip
+)

@@ -63,25 +63,37 @@ def unsynced(_: Any) -> Any:
 
 
 plant(
-    "node-shares-a-running-flush", "node", 1, "lost",
+    "node-shares-a-running-flush",
+    "node",
+    1,
+    "lost",
     "a flush that began before an append does not make it durable",
     (f"{EXECUTORS}.FlushPool.flush", answered_by_the_running_flush),
-)  # fmt: skip
+)
 plant(
-    "node-ack-before-flush", "node", 1, "lost",
+    "node-ack-before-flush",
+    "node",
+    1,
+    "lost",
     "with flush.messages=1 an acknowledgement waits for the fsync",
     ("kept.node.replicas.local_replica.LocalReplica.flush", answered_before_the_flush),
-)  # fmt: skip
+)
 plant(
-    "node-ack-before-write", "node", 1, "lost",
+    "node-ack-before-write",
+    "node",
+    1,
+    "lost",
     "a batch is written before it is acknowledged",
     (f"{PRODUCE}.write", answered_before_the_write),
-)  # fmt: skip
+)
 plant(
-    "node-metadata-unsynced", "node", 1, "lost stopped",
+    "node-metadata-unsynced",
+    "node",
+    1,
+    "lost stopped",
     "the metadata log is fsynced before a decision is acknowledged (34)",
     ("kept.cluster.metadata.wal.WriteAheadLog._sync", unsynced),
-)  # fmt: skip
+)
 
 
 def by_the_machines_clock(_: Any) -> Any:
@@ -94,10 +106,13 @@ def by_the_machines_clock(_: Any) -> Any:
 
 
 plant(
-    "node-real-clock", "node", 1, "unsimulated",
+    "node-real-clock",
+    "node",
+    1,
+    "unsimulated",
     "nothing in a history is taken from the machine that it runs on (one seed is one history)",
     ("kept.node.replicas.maintenance.monotonic_ms", by_the_machines_clock),
-)  # fmt: skip
+)
 
 
 # Several nodes (stage ``nodes``).
@@ -122,15 +137,21 @@ def told_that_all_is_well(_: Any) -> Any:
 
 
 plant(
-    "nodes-ack-before-replicas", "nodes", 2, "acknowledged lost order",
+    "nodes-ack-before-replicas",
+    "nodes",
+    2,
+    "acknowledged lost order",
     "acks=all waits until the high watermark passes",
     ("kept.replication.partition.Partition.when_committed", acknowledged_by_the_leader_alone),
-)  # fmt: skip
+)
 plant(
-    "nodes-ack-after-leadership", "nodes", 4, "acknowledged lost order",
+    "nodes-ack-after-leadership",
+    "nodes",
+    4,
+    "acknowledged lost order",
     "a callback of a leadership that is over acknowledges nothing",
     ("kept.replication.replica.Replica._commit_error", told_that_all_is_well),
-)  # fmt: skip
+)
 
 
 def lost_while_busy(original: Any) -> Any:
@@ -144,11 +165,14 @@ def lost_while_busy(original: Any) -> Any:
 
 
 plant(
-    "nodes-wake-up-lost", "nodes", 3, "liveness",
+    "nodes-wake-up-lost",
+    "nodes",
+    3,
+    "liveness",
     "what comes while a task works is worked on after it",
     ("kept.node.runtime.tasks.Batcher.add", lost_while_busy),
     heal_s=RESTS_S,
-)  # fmt: skip
+)
 
 
 def at_once(original: Any) -> Any:
@@ -172,9 +196,12 @@ def entered_in_memory(_: Any) -> Any:
 
 
 plant(
-    "nodes-append-before-epoch", "nodes", 3, "epoch-durable",
+    "nodes-append-before-epoch",
+    "nodes",
+    3,
+    "epoch-durable",
     "the epoch of a leader is durable before it appends (24)",
     ("kept.replication.replica.Replica._serve", at_once),
     ("kept.storage.log.log.Log._enter_epoch", entered_in_memory),
     slow=True,
-)  # fmt: skip
+)

@@ -364,15 +364,21 @@ plant(
     (f"{REPLICATOR}._confirm_reads", reads_at_once),
 )
 plant(
-    "leader-takes-back", "raft", 2, "leader-append-only",
+    "leader-takes-back",
+    "raft",
+    2,
+    "leader-append-only",
     "a leader never changes its own log (Raft 5.3)",
     (f"{REPLICATOR}.tick", drops_its_last),
-)  # fmt: skip
+)
 plant(
-    "foreign-to-itself", "raft", 1, "refusal",
+    "foreign-to-itself",
+    "raft",
+    1,
+    "refusal",
     "a member is refused by what it is, not by chance (34)",
     (f"{MEMBER}._check_identity", another_cluster),
-)  # fmt: skip
+)
 
 
 # Voters that join and leave.
@@ -435,33 +441,51 @@ def goes_on_leading(original: Any) -> Any:
 
 SPLIT = "election-safety leader-completeness committed-differs committed-lost"
 plant(
-    "voters-two-at-once", "raft", 38, SPLIT,
+    "voters-two-at-once",
+    "raft",
+    38,
+    SPLIT,
     "one change of voters at a time (Raft thesis 4.1)",
     (f"{REPLICATOR}.change_voters", while_one_is_under_way),
-    kinds=PARTED, changes=CHANGES,
-)  # fmt: skip
+    kinds=PARTED,
+    changes=CHANGES,
+)
 plant(
-    "voters-cut-and-kept", "raft", 209, f"{SPLIT} liveness",
+    "voters-cut-and-kept",
+    "raft",
+    209,
+    f"{SPLIT} liveness",
     "a change of voters that is cut from the log is taken back (Raft thesis 4.1)",
     (f"{VOTER_SET}.truncate_from", cut_and_kept),
-    kinds=PARTED, changes=CHANGES,
-)  # fmt: skip
+    kinds=PARTED,
+    changes=CHANGES,
+)
 plant(
-    "voters-before-own-term", "raft", 1, SPLIT,
+    "voters-before-own-term",
+    "raft",
+    1,
+    SPLIT,
     "a leader changes the voters behind an entry of its own term (Raft, single-server changes)",
     (f"{REPLICATOR}.change_voters", before_its_own_term),
     (f"{MEMBER}.change_voters", before_it_decides),
-    kinds=("jump",), splits=True,
-)  # fmt: skip
+    kinds=("jump",),
+    splits=True,
+)
 plant(
-    "voters-removed-leads", "raft", 1, "removed-leads",
+    "voters-removed-leads",
+    "raft",
+    1,
+    "removed-leads",
     "a leader that was voted out steps down once that is committed (Raft thesis 4.2.2)",
     (f"{REPLICATOR}.hand_over", goes_on_leading),
     changes=CHANGES,
-)  # fmt: skip
+)
 plant(
-    "nodes-voters-removed-leads", "nodes", 3, "removed-leads",
+    "nodes-voters-removed-leads",
+    "nodes",
+    3,
+    "removed-leads",
     "the same where the product's own nodes change their voters",
     (f"{REPLICATOR}.hand_over", goes_on_leading),
     voters=True,
-)  # fmt: skip
+)

@@ -209,106 +209,164 @@ def deletes_what_is_there(_: Any) -> Any:
 
 
 plant(
-    "hw-from-any-replica", "nodes", 1, "isr-holds committed-lost prefix",
+    "hw-from-any-replica",
+    "nodes",
+    1,
+    "isr-holds committed-lost prefix",
     "HW is the lowest LEO of the ISR (30)",
     (f"{LEADER}._advance", any_replica_counts),
-)  # fmt: skip
+)
 plant(
-    "hw-from-leader", "nodes", 1, "isr-holds committed-lost prefix",
+    "hw-from-leader",
+    "nodes",
+    1,
+    "isr-holds committed-lost prefix",
     "HW is the lowest LEO of the ISR (30)",
     (f"{LEADER}._advance", leader_alone_counts),
-)  # fmt: skip
+)
 plant(
-    "hw-goes-back", "nodes", 18, "high-watermark-back",
+    "hw-goes-back",
+    "nodes",
+    18,
+    "high-watermark-back",
     "HW never goes back on a leader (30)",
     (f"{LEADER}._advance", hw_back),
-)  # fmt: skip
+)
 plant(
-    "never-truncates", "nodes", 5, DIFFERS,
+    "never-truncates",
+    "nodes",
+    5,
+    DIFFERS,
     "a deposed leader's tail is cut (27)",
     ("kept.replication.follower_replica.FollowerReplica.truncate_to", never_cut),
     heal_s=RESTS_S,
-)  # fmt: skip
+)
 plant(
-    "cuts-to-own-end", "nodes", 5, DIFFERS,
+    "cuts-to-own-end",
+    "nodes",
+    5,
+    DIFFERS,
     "the cut is the least of three ends (27)",
     (f"{FOLLOWER}._common_end", cut_to_own_end),
     heal_s=RESTS_S,
-)  # fmt: skip
+)
 plant(
-    "no-divergence", "nodes", 18, DIFFERS,
+    "no-divergence",
+    "nodes",
+    18,
+    DIFFERS,
     "a diverging fetch gets no data (26)",
     ("kept.replication.partition.diverging_epoch", returns(None)),
     heal_s=RESTS_S,
-)  # fmt: skip
+)
 plant(
-    "same-epoch", "nodes", 1, "one-leader epoch-matching invariants",
+    "same-epoch",
+    "nodes",
+    1,
+    "one-leader epoch-matching invariants",
     "one leader per epoch (36)",
     ("kept.cluster.controller.partition_election.changed", no_epoch_bump),
-)  # fmt: skip
+)
 plant(
-    "cut-at-recovery-point", "nodes", 2, "kill-lost committed-lost isr-holds prefix",
+    "cut-at-recovery-point",
+    "nodes",
+    2,
+    "kill-lost committed-lost isr-holds prefix",
     "what a killed process had written is there (33)",
     ("kept.storage.directory.LogDirectory.open_log", cut_at_recovery_point),
-)  # fmt: skip
+)
 plant(
-    "sequences-unchecked", "nodes", 2, "sequence",
+    "sequences-unchecked",
+    "nodes",
+    2,
+    "sequence",
     "a batch that comes again is there once (idempotence)",
     ("kept.storage.producers.producer_states.ProducerStates.check", returns(None)),
-)  # fmt: skip
+)
 plant(
-    "reads-uncommitted", "nodes", 1, "consumer-uncommitted",
+    "reads-uncommitted",
+    "nodes",
+    1,
+    "consumer-uncommitted",
     "consumers read below HW (38)",
     (f"{PARTITION}.fetch", reads_to_the_end),
-)  # fmt: skip
+)
 plant(
-    "records-skipped", "nodes", 1, "consumer-gap",
+    "records-skipped",
+    "nodes",
+    1,
+    "consumer-gap",
     "a fetch begins with the batch that holds its offset (32)",
     (f"{PARTITION}.fetch", skips),
-)  # fmt: skip
+)
 plant(
-    "slow-stay-in-isr", "nodes", 7, "liveness",
+    "slow-stay-in-isr",
+    "nodes",
+    7,
+    "liveness",
     "a member that lags leaves the ISR (30)",
     (f"{LEADER}._lags", waits_for_all),
     trial="limp",
-)  # fmt: skip
+)
 plant(
-    "flush-without-fsync", "nodes", 7, "acknowledged-lost prefix",
+    "flush-without-fsync",
+    "nodes",
+    7,
+    "acknowledged-lost prefix",
     "with flush.messages=1 an acknowledgement waits for the fsync (33)",
     ("kept.storage.log.durability.FlushTicket.run", nothing_synced),
-    durable=True, trial="",
-)  # fmt: skip
+    durable=True,
+    trial="",
+)
 plant(
-    "fenced-one-by-one", "nodes", 2, "slow-return",
+    "fenced-one-by-one",
+    "nodes",
+    2,
+    "slow-return",
     "an ISR of which nobody is left stays whole: two of three are enough (33)",
     ("kept.cluster.controller.broker_sessions.BrokerSessions.due", one_at_a_time),
     trial="return",
-)  # fmt: skip
+)
 plant(
-    "starts-with-the-epoch", "nodes", 1, "consumer-out-of-range",
+    "starts-with-the-epoch",
+    "nodes",
+    1,
+    "consumer-out-of-range",
     "what is committed can be read from whoever leads (32)",
     (f"{PARTITION}.fetch", starts_with_the_epoch),
-)  # fmt: skip
+)
 plant(
-    "deletes-uncommitted", "nodes", 7, "retention",
+    "deletes-uncommitted",
+    "nodes",
+    7,
+    "retention",
     "records are deleted below HW (43)",
     (f"{PARTITION}.delete_records", deletes_what_is_there),
-)  # fmt: skip
+)
 plant(
-    "unclean", "nodes", 6, "unclean",
+    "unclean",
+    "nodes",
+    6,
+    "unclean",
     "a leader outside of the ISR is elected where the topic allows one (36)",
     ("kept.cluster.controller.broker_decisions.unclean_allowed_by", everywhere),
     ("kept.cluster.controller.broker_sessions.unclean_allowed_by", everywhere),
-)  # fmt: skip
+)
 plant(
-    "old-epochs-appended", "nodes", 1, "producer-epoch sequence",
+    "old-epochs-appended",
+    "nodes",
+    1,
+    "producer-epoch sequence",
     "a batch of an older epoch of its producer is refused (KIP-360)",
     ("kept.storage.producers.producer_states.ProducerStates.check", any_epoch),
     raises=True,
-)  # fmt: skip
+)
 plant(
-    "device-ignored", "nodes", 1, "liveness",
+    "device-ignored",
+    "nodes",
+    1,
+    "liveness",
     "a log directory whose device fails goes offline, and others lead what it held (KIP-112)",
     ("kept.node.replicas.replica_manager.ReplicaManager._fail", returns(None)),
     trial="device",
-)  # fmt: skip
+)

@@ -72,32 +72,50 @@ def believed(original: Any) -> Any:
 
 
 plant(
-    "security-snapshot-without-acls", STAGE, 1, "security-differs security-lost",
+    "security-snapshot-without-acls",
+    STAGE,
+    1,
+    "security-differs security-lost",
     "a snapshot holds all bindings",
     ("kept.cluster.metadata.image.Image.records", without_acls),
-)  # fmt: skip
+)
 plant(
-    "security-allow-before-deny", STAGE, 1, "security-decision",
+    "security-allow-before-deny",
+    STAGE,
+    1,
+    "security-decision",
     "a binding that denies decides before those that allow",
     (f"{INDEX}.decide", allowed_before_denied),
-)  # fmt: skip
+)
 plant(
-    "security-removed-acl-decides", STAGE, 1, "security-decision",
+    "security-removed-acl-decides",
+    STAGE,
+    1,
+    "security-decision",
     "a node that acted on the removal of a binding does not go by it",
     (f"{INDEX}.changed", kept_when_removed),
-)  # fmt: skip
+)
 plant(
-    "security-deletion-forgotten", STAGE, 1, "security-lost",
+    "security-deletion-forgotten",
+    STAGE,
+    1,
+    "security-lost",
     "a credential that was deleted is gone",
     ("kept.cluster.metadata.image._Step._credential", never_forgotten),
-)  # fmt: skip
+)
 plant(
-    "security-principal-lost", STAGE, 4, "security-decision",
+    "security-principal-lost",
+    STAGE,
+    4,
+    "security-decision",
     "a request that is sent on again has its principal",
     ("kept.node.kafka.request_handlers.RequestHandlers.serve_forwarded", principal_lost),
-)  # fmt: skip
+)
 plant(
-    "security-forwarded-unasked", STAGE, 1, "security-decision",
+    "security-forwarded-unasked",
+    STAGE,
+    1,
+    "security-decision",
     "the controller decides on what nodes send on",
     ("kept.node.kafka.request_handlers.RequestHandlers.serve_forwarded", believed),
-)  # fmt: skip
+)

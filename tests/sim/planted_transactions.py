@@ -170,105 +170,163 @@ def said_to_be_written(_: Any) -> Any:
 
 
 plant(
-    "transactions-lso-is-hw", STAGE, 1, "aborted-read",
+    "transactions-lso-is-hw",
+    STAGE,
+    1,
+    "aborted-read",
     "who reads what is committed reads below the first open transaction",
     ("kept.storage.producers.producer_states.ProducerStates.first_undecided_offset", returns(None)),
-)  # fmt: skip
+)
 plant(
-    "transactions-aborts-unlisted", STAGE, 1, "aborted-read",
+    "transactions-aborts-unlisted",
+    STAGE,
+    1,
+    "aborted-read",
     "a fetch lists the aborted transactions among its records",
     ("kept.storage.log.log.Log.aborted_in_slice", returns([])),
-)  # fmt: skip
+)
 plant(
-    "transactions-stale-connection", STAGE, 1, "aborted-read torn commit-lost",
+    "transactions-stale-connection",
+    STAGE,
+    1,
+    "aborted-read torn commit-lost",
     "what comes over a connection that its producer gave up is not served",
     (f"{COORDINATOR}.connections.ConnectionOrder.is_stale", returns(False)),
     holds=0.5,
-)  # fmt: skip
+)
 plant(
-    "transactions-offsets-unheld", STAGE, 1, "offset-torn",
+    "transactions-offsets-unheld",
+    STAGE,
+    1,
+    "offset-torn",
     "a stable offset waits for the transaction that commits another one",
     ("kept.node.coordinator.groups.offsets.OpenTransactions.holds", returns(False)),
-)  # fmt: skip
+)
 plant(
-    "transactions-same-epoch", STAGE, 1, "producer-id",
+    "transactions-same-epoch",
+    STAGE,
+    1,
+    "producer-id",
     "a new instance has a new epoch",
     (f"{COORDINATOR}.transaction.prepare_epoch", same_epoch),
-)  # fmt: skip
+)
 plant(
-    "transactions-contrary", STAGE, 1, "commit-lost torn",
+    "transactions-contrary",
+    STAGE,
+    1,
+    "commit-lost torn",
     "all markers of a transaction say the same",
     ("kept.replication.partition.Partition.append_marker", contrary),
-)  # fmt: skip
+)
 plant(
-    "transactions-ended-at-once", STAGE, 5, "commit-lost aborted-read torn",
+    "transactions-ended-at-once",
+    STAGE,
+    5,
+    "commit-lost aborted-read torn",
     "the end of a transaction is answered when its record is committed",
     (f"{COORDINATOR}.core.TransactionCore._append", ended_at_once),
     strikes=0.3,
-)  # fmt: skip
+)
 plant(
-    "transactions-coordinators-unordered", STAGE, 1, "markers",
+    "transactions-coordinators-unordered",
+    STAGE,
+    1,
+    "markers",
     "a marker of a coordinator is refused behind one of its successor",
     ("kept.replication.partition.Partition.append_marker", epoch_counted_down),
     ("kept.storage.producers.producer_states.ProducerStates.coordinator_epoch", returns(-1)),
     strikes=0.3,
-)  # fmt: skip
+)
 plant(
-    "transactions-marker-not-written", STAGE, 7, "aborted-read hanging commit-lost torn",
+    "transactions-marker-not-written",
+    STAGE,
+    7,
+    "aborted-read hanging commit-lost torn",
     "a transaction has ended when each of its partitions has the marker",
     (f"{COORDINATOR}.markers._WRITTEN", also_without_leader),
     strikes=0.3,
-)  # fmt: skip
+)
 plant(
-    "transactions-completed-contrary", STAGE, 1, "state",
+    "transactions-completed-contrary",
+    STAGE,
+    1,
+    "state",
     "what was decided is how a transaction ends",
     (f"{COORDINATOR}.transaction.prepare_complete", completed_contrary),
     (f"{COORDINATOR}.transaction.check_transition", returns(None)),
-)  # fmt: skip
+)
 plant(
-    "transactions-never-time-out", STAGE, 1, "hanging",
+    "transactions-never-time-out",
+    STAGE,
+    1,
+    "hanging",
     "a transaction that nobody ends is aborted in time",
     (f"{COORDINATOR}.core.TransactionCore._abort_timed_out", returns(None)),
-)  # fmt: skip
+)
 plant(
-    "transactions-fenced-write", STAGE, 2, "fenced markers aborted-read",
+    "transactions-fenced-write",
+    STAGE,
+    2,
+    "fenced markers aborted-read",
     "an instance that is fenced writes nothing any more (I6)",
     ("kept.storage.producers.producer_states.ProducerStates.check_transactional", any_epoch),
     ("kept.replication.partition.Partition.verification_guard", nothing_verified),
     fences=True,
-)  # fmt: skip
+)
 plant(
-    "transactions-producers-forgotten", STAGE, 6, "producer-state markers",
+    "transactions-producers-forgotten",
+    STAGE,
+    6,
+    "producer-state markers",
     "what a replica knows of producers after a start follows from its log (I11)",
     ("kept.storage.producers.producer_states.ProducerStates.restore", forgets_coordinators),
-)  # fmt: skip
+)
 plant(
-    "transactions-hanging-stay", STAGE, 1, "hanging",
+    "transactions-hanging-stay",
+    STAGE,
+    1,
+    "hanging",
     "a transaction that hangs is ended by its operator (T55)",
-    ("kept.node.kafka.handlers.transactions.write_txn_markers."
-     "WriteTxnMarkersHandler.write_txn_markers", said_to_be_written),
+    (
+        "kept.node.kafka.handlers.transactions.write_txn_markers."
+        "WriteTxnMarkersHandler.write_txn_markers",
+        said_to_be_written,
+    ),
     hangs=True,
-)  # fmt: skip
+)
 plant(
-    "transactions-unsynced", STAGE, 5, "commit-lost torn acknowledged-lost acknowledged "
+    "transactions-unsynced",
+    STAGE,
+    5,
+    "commit-lost torn acknowledged-lost acknowledged "
     "aborted-read offset-torn producer-id state isr-holds prefix",
     "with flush.messages=1 a transaction that ended survives a power loss of all (33)",
     ("kept.storage.log.durability.FlushTicket.run", nothing_synced),
     durable=True,
-)  # fmt: skip
+)
 plant(
-    "transactions-aborted-offsets", STAGE, 1, "moved offset-torn",
+    "transactions-aborted-offsets",
+    STAGE,
+    1,
+    "moved offset-torn",
     "offsets move with the records that were made of what is below them (I10)",
     ("kept.node.coordinator.groups.core.GroupCore._append_staged", always_committed),
     moves=True,
-)  # fmt: skip
+)
 plant(
-    "transactions-old-generation-moves", STAGE, 6, "moved",
+    "transactions-old-generation-moves",
+    STAGE,
+    6,
+    "moved",
     "who is no member of a generation moves nothing (KIP-447, I10)",
-    ("kept.node.coordinator.groups.offset_requests.OffsetRequests._validate_commit",
-     any_generation),
-    moves=True, naps=0.08, suffer_s=20.0,
-)  # fmt: skip
+    (
+        "kept.node.coordinator.groups.offset_requests.OffsetRequests._validate_commit",
+        any_generation,
+    ),
+    moves=True,
+    naps=0.08,
+    suffer_s=20.0,
+)
 
 
 def as_if_stable(original: Any) -> Any:
@@ -317,35 +375,54 @@ def open_ones_expire(original: Any) -> Any:
 
 
 plant(
-    "transactions-aborted-supersede", STAGE, 1, "compacted-view aborted-read",
+    "transactions-aborted-supersede",
+    STAGE,
+    1,
+    "compacted-view aborted-read",
     "a record of an aborted transaction replaces nothing (I13)",
     ("kept.compaction.cleaner.scan_stats.AbortedIndex.has", returns(False)),
     ("kept.compaction.cleaner.self_check.check", returns(0)),
     compacts=True,
-)  # fmt: skip
+)
 plant(
-    "transactions-open-supersede", STAGE, 1, "compacted-view",
+    "transactions-open-supersede",
+    STAGE,
+    1,
+    "compacted-view",
     "a pass ends at the last stable offset (I13)",
     ("kept.node.compaction.cleaner.view", as_if_stable),
     compacts=True,
-)  # fmt: skip
+)
 plant(
-    "transactions-offsets-coordinator", STAGE, 1, "producer-state",
+    "transactions-offsets-coordinator",
+    STAGE,
+    1,
+    "producer-state",
     "what a leader of offsets knows of producers follows from its log (I11)",
     ("kept.replication.partition.Partition.append_marker", coordinator_forgotten),
-)  # fmt: skip
+)
 plant(
-    "transactions-deleted-waited-for", STAGE, 1, "liveness state hanging",
+    "transactions-deleted-waited-for",
+    STAGE,
+    1,
+    "liveness state hanging",
     "a partition that is deleted needs no marker any more (T28)",
     (f"{COORDINATOR}.markers.MarkerSender._route", deleted_is_waited_for),
-    recreates=True, compacts=False, trial="", heal_s=RESTS_S,
-)  # fmt: skip
+    recreates=True,
+    compacts=False,
+    trial="",
+    heal_s=RESTS_S,
+)
 plant(
-    "transactions-open-expires", STAGE, 3, "aborted-read",
+    "transactions-open-expires",
+    STAGE,
+    3,
+    "aborted-read",
     "no producer is forgotten that has a transaction open (T45)",
     ("kept.storage.producers.producer_states.ProducerStates.expire", open_ones_expire),
-    expires=True, hangs=True,
-)  # fmt: skip
+    expires=True,
+    hangs=True,
+)
 
 
 def whatever_connection(_: Any) -> Any:
@@ -358,11 +435,19 @@ def whatever_connection(_: Any) -> Any:
 
 
 plant(
-    "transactions-late-marker", STAGE, 4, "markers aborted-read torn commit-lost",
+    "transactions-late-marker",
+    STAGE,
+    4,
+    "markers aborted-read torn commit-lost",
     "a marker over a connection that its coordinator gave up is not written (T25)",
     ("kept.node.kafka.marker_connections.MarkerConnections.admit", whatever_connection),
-    late_markers=True, levels=(1,), lingers_s=0.3, compacts=False, hangs=False, moves=False,
-)  # fmt: skip
+    late_markers=True,
+    levels=(1,),
+    lingers_s=0.3,
+    compacts=False,
+    hangs=False,
+    moves=False,
+)
 
 
 def from_memory(_: Any) -> Any:
@@ -375,26 +460,58 @@ def from_memory(_: Any) -> Any:
 
 
 plant(
-    "transactions-connection-of-before", STAGE, 1, "aborted-read torn commit-lost state",
+    "transactions-connection-of-before",
+    STAGE,
+    1,
+    "aborted-read torn commit-lost state",
     "a coordinator that leads again serves no connection of before",
     (f"{COORDINATOR}.connections.ConnectionOrder.lead_again", returns(None)),
-    returns=True, levels=(1,), holds=0.3, lingers_s=0.3, steady=True, faults=("cut",),
-    compacts=False, hangs=False, moves=False,
-)  # fmt: skip
+    returns=True,
+    levels=(1,),
+    holds=0.3,
+    lingers_s=0.3,
+    steady=True,
+    faults=("cut",),
+    compacts=False,
+    hangs=False,
+    moves=False,
+)
 plant(
-    "transactions-marker-of-before", STAGE, 1, "markers aborted-read torn commit-lost",
+    "transactions-marker-of-before",
+    STAGE,
+    1,
+    "markers aborted-read torn commit-lost",
     "a leader that leads again writes no marker over a connection of before",
     (f"{COORDINATOR}.marker_writer.MarkerWriter.is_stale", returns(False)),
-    returns=True, late_markers=True, levels=(1,), holds=0.0, lingers_s=0.3, steady=True,
-    faults=("cut",), compacts=False, hangs=False, moves=False,
-)  # fmt: skip
+    returns=True,
+    late_markers=True,
+    levels=(1,),
+    holds=0.0,
+    lingers_s=0.3,
+    steady=True,
+    faults=("cut",),
+    compacts=False,
+    hangs=False,
+    moves=False,
+)
 plant(
-    "transactions-from-memory", STAGE, 1, "commit-lost torn aborted-read state",
+    "transactions-from-memory",
+    STAGE,
+    1,
+    "commit-lost torn aborted-read state",
     "who was replaced says of no transaction that it has ended",
     (f"{COORDINATOR}.coordinator.TransactionCoordinator._prove", from_memory),
-    replaces=True, holds=0.0, returns=False, faults=("clock",), steady=True, strikes=0.0,
-    compacts=False, hangs=False, moves=False, late_markers=False,
-)  # fmt: skip
+    replaces=True,
+    holds=0.0,
+    returns=False,
+    faults=("clock",),
+    steady=True,
+    strikes=0.0,
+    compacts=False,
+    hangs=False,
+    moves=False,
+    late_markers=False,
+)
 
 
 def believed(original: Any) -> Any:
@@ -408,9 +525,20 @@ def believed(original: Any) -> Any:
 
 
 plant(
-    "transactions-replaced-believed", STAGE, 1, "markers aborted-read hanging",
+    "transactions-replaced-believed",
+    STAGE,
+    1,
+    "markers aborted-read hanging",
     "who was replaced confirms no transaction that its successor has ended",
     ("kept.replication.partition.Partition.note_coordinator_epoch", believed),
-    replaces=True, holds=0.0, returns=False, faults=("clock",), steady=True, strikes=0.0,
-    compacts=False, hangs=False, moves=False, late_markers=False,
-)  # fmt: skip
+    replaces=True,
+    holds=0.0,
+    returns=False,
+    faults=("clock",),
+    steady=True,
+    strikes=0.0,
+    compacts=False,
+    hangs=False,
+    moves=False,
+    late_markers=False,
+)

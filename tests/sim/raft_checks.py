@@ -119,9 +119,10 @@ class RaftChecks:
         later = range(max(changed_at, log.base) + 1, log.last + 1)
         if all(voters_of(log.data(index)) is None for index in later):
             raise Violation(
-                "removed-leads", f"n{node} leads term {term}, and votes no more since entry "
-                f"{changed_at}, which it knows to be committed; {sorted(voters)} do"
-            )  # fmt: skip
+                "removed-leads",
+                f"n{node} leads term {term}, and votes no more since entry "
+                f"{changed_at}, which it knows to be committed; {sorted(voters)} do",
+            )
 
     def _terms(self, node: int, term: int) -> None:
         known = self.terms.get(node, 0)
@@ -143,9 +144,9 @@ class RaftChecks:
         known = self.votes.setdefault((node, message.term), candidate)
         if known != candidate:
             raise Violation(
-                "double-vote", f"n{node} votes for n{candidate} in term {message.term}, after "
-                f"n{known}"
-            )  # fmt: skip
+                "double-vote",
+                f"n{node} votes for n{candidate} in term {message.term}, after n{known}",
+            )
 
     def _matching(self, node: int, seen: Seen, log: LogView) -> None:
         """Log matching: one (index, term) has one content and one predecessor, everywhere."""

@@ -237,9 +237,15 @@ class RaftHistory:
     stage = "raft"
 
     def __init__(
-        self, seed: int, *, tracing: bool = False, kinds: tuple[str, ...] = KINDS,
-        assertions: bool = True, changes: float | None = None, splits: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        seed: int,
+        *,
+        tracing: bool = False,
+        kinds: tuple[str, ...] = KINDS,
+        assertions: bool = True,
+        changes: float | None = None,
+        splits: bool = False,
+    ) -> None:
         self.world = world = World(seed, tracing=tracing)
         self.network = Network(world)
         self.raft = RaftChecks()

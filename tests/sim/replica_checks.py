@@ -207,9 +207,18 @@ class ReplicaChecks:
     # Replicas.
 
     def look(  # noqa: PLR0917
-        self, node: int, process: int, tp: TopicPartition, topic_id: UUID, read: Read, start: int,
-        end: int, truncations: int, high_watermark: int, leads_in: int | None,
-    ) -> None:  # fmt: skip
+        self,
+        node: int,
+        process: int,
+        tp: TopicPartition,
+        topic_id: UUID,
+        read: Read,
+        start: int,
+        end: int,
+        truncations: int,
+        high_watermark: int,
+        leads_in: int | None,
+    ) -> None:
         """Judge a replica after something happened to it. ``leads_in``: epoch, None: follows.
 
         A replica of a topic that is deleted, and perhaps made anew, is not judged any more.
@@ -237,9 +246,15 @@ class ReplicaChecks:
         copy.high_watermark = high_watermark
 
     def _restarted(  # noqa: PLR0917
-        self, node: int, process: int, tp: TopicPartition, old: Copy | None, read: Read, start: int,
+        self,
+        node: int,
+        process: int,
+        tp: TopicPartition,
+        old: Copy | None,
+        read: Read,
+        start: int,
         end: int,
-    ) -> Copy:  # fmt: skip
+    ) -> Copy:
         copy = self.copies[node, tp] = Copy(process)
         self._read(tp, node, copy, read(start))
         copy.end = end

@@ -80,9 +80,15 @@ def run_one(
             check, message = "crash", f"{error!r}\n{traceback.format_exc()}"
     world = made.world
     result = Result(
-        stage, seed, check, message, time.process_time() - started, world.fingerprint,
-        world.events, made.counts(),
-    )  # fmt: skip
+        stage,
+        seed,
+        check,
+        message,
+        time.process_time() - started,
+        world.fingerprint,
+        world.events,
+        made.counts(),
+    )
     lines = [f"{stage} seed {seed}: {made}", *world.lines]
     made.close()
     logging.disable(logging.NOTSET)

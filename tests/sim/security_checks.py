@@ -30,10 +30,14 @@ Key = tuple[Any, ...]
 IMPLIES: Final = {
     AclOperation.READ: {AclOperation.READ, AclOperation.ALL},
     AclOperation.DESCRIBE: {
-        AclOperation.DESCRIBE, AclOperation.ALL, AclOperation.READ, AclOperation.WRITE,
-        AclOperation.DELETE, AclOperation.ALTER,
+        AclOperation.DESCRIBE,
+        AclOperation.ALL,
+        AclOperation.READ,
+        AclOperation.WRITE,
+        AclOperation.DELETE,
+        AclOperation.ALTER,
     },
-}  # fmt: skip
+}
 
 
 def content(image: Image) -> dict[Key, Any]:

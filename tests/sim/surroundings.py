@@ -46,12 +46,28 @@ REPLACED: Final = {
 """Every function of Python's that is another one in a history. Those of module ``random`` itself
 are the real ones, of a generator that begins with the seed."""
 UNSIMULATED: Final = (
-    "time.time_ns", "time.monotonic_ns", "time.perf_counter_ns", "time.clock_gettime_ns",
-    "time.process_time", "time.process_time_ns", "time.thread_time", "time.thread_time_ns",
-    "time.sleep", "builtins.open", "os.open", "os.statvfs", "os.pipe", "os.fork",
-    "os.posix_spawn", "socket.getaddrinfo", "socket.socketpair", "socket.create_connection",
-    "subprocess.Popen.__init__", "threading.Thread.start", "resource.setrlimit",
-)  # fmt: skip
+    "time.time_ns",
+    "time.monotonic_ns",
+    "time.perf_counter_ns",
+    "time.clock_gettime_ns",
+    "time.process_time",
+    "time.process_time_ns",
+    "time.thread_time",
+    "time.thread_time_ns",
+    "time.sleep",
+    "builtins.open",
+    "os.open",
+    "os.statvfs",
+    "os.pipe",
+    "os.fork",
+    "os.posix_spawn",
+    "socket.getaddrinfo",
+    "socket.socketpair",
+    "socket.create_connection",
+    "subprocess.Popen.__init__",
+    "threading.Thread.start",
+    "resource.setrlimit",
+)
 """What no code of a simulated process may call: it would reach the machine that the test is on."""
 
 

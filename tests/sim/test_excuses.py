@@ -46,10 +46,17 @@ def history() -> Iterator[NodesCompactionHistory]:
         (OTHER, TOPIC_ID, BASE, DROPPED, False),
     ],
     ids=[
-        "dropped", "dropped, since then", "kept", "kept, since then", "kept, empty",
-        "never dropped", "before it began anew", "another topic of that name", "another partition",
+        "dropped",
+        "dropped, since then",
+        "kept",
+        "kept, since then",
+        "kept, empty",
+        "never dropped",
+        "before it began anew",
+        "another topic of that name",
+        "another partition",
     ],
-)  # fmt: skip
+)
 def test_only_what_a_generation_had_dropped_where_a_leader_began_anew(
     history: NodesCompactionHistory,
     *,

@@ -10,10 +10,16 @@ def test_no_rule_is_broken() -> None:
     # Of 20 seeds, a second each, two depose a coordinator.
     # 2: a timer of a coordinator span; 8: a coordinator is deposed
     no_rule_broken(
-        "groups", (2, 8), "commits acknowledged", "offsets read", "groups described",
-        "members that left", "coordinators struck at leaves", "coordinators deposed",
+        "groups",
+        (2, 8),
+        "commits acknowledged",
+        "offsets read",
+        "groups described",
+        "members that left",
+        "coordinators struck at leaves",
+        "coordinators deposed",
         more=20,
-    )  # fmt: skip
+    )
 
 
 def test_what_is_given_up_ends_what_was_promised_and_nothing_else() -> None:

@@ -33,10 +33,11 @@ def test_no_rule_is_broken(first: int) -> None:
     "seed",
     [22, 5077, 508],
     ids=[
-        "snapshot ahead of the log", "names that a kill left unsynced",
+        "snapshot ahead of the log",
+        "names that a kill left unsynced",
         "elected by those who were to vote it in again",
     ],
-)  # fmt: skip
+)
 def test_what_once_broke_a_rule(seed: int) -> None:
     result, _ = run_one("raft", seed)
     assert not result.check, report(result)

@@ -12,6 +12,12 @@ from tests.support.slow import rest_slow
 def test_no_rule_is_broken(seeds: tuple[int, ...]) -> None:
     # 2: a keepalive span as a stopped process went on
     no_rule_broken(
-        "nodes", seeds, "power losses", "nodes isolated", "processes stopped", "reassignments",
-        "records deleted", "topics deleted",
-    )  # fmt: skip
+        "nodes",
+        seeds,
+        "power losses",
+        "nodes isolated",
+        "processes stopped",
+        "reassignments",
+        "records deleted",
+        "topics deleted",
+    )

@@ -26,9 +26,11 @@ def without_bugs(stage: str, seed: int, **options: float) -> Result:
 
 
 QUICK: Final = (
-    "groups-assigned-at-once", "node-ack-before-write", "nodes-ack-before-replicas",
+    "groups-assigned-at-once",
+    "node-ack-before-write",
+    "nodes-ack-before-replicas",
     "transactions-ended-at-once",
-)  # fmt: skip
+)
 NAMES: Final = sorted(
     PLANTED, key=lambda name: (PLANTED[name].stage != "raft" and name not in QUICK, name)
 )

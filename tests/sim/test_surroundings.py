@@ -31,15 +31,43 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 ROOMS: Final = ("storage", "compaction", "replication", "cluster", "client", "node")
 PURE: Final = frozenset(
     {
-        "__future__", "abc", "array", "base64", "binascii", "bisect", "collections",
-        "collections.abc", "contextlib", "dataclasses", "difflib", "enum", "errno", "functools",
-        "hashlib", "heapq", "hmac", "inspect", "ipaddress", "itertools", "json",
+        "__future__",
+        "abc",
+        "array",
+        "base64",
+        "binascii",
+        "bisect",
+        "collections",
+        "collections.abc",
+        "contextlib",
+        "dataclasses",
+        "difflib",
+        "enum",
+        "errno",
+        "functools",
+        "hashlib",
+        "heapq",
+        "hmac",
+        "inspect",
+        "ipaddress",
+        "itertools",
+        "json",
         "logging",  # lines go to node/runtime/logging.py
-        "math", "operator", "re", "shlex", "struct", "textwrap",
+        "math",
+        "operator",
+        "re",
+        "shlex",
+        "struct",
+        "textwrap",
         "traceback",  # reads sources, the same in every history
-        "types", "typing", "urllib.parse", "warnings", "weakref", "zlib",
+        "types",
+        "typing",
+        "urllib.parse",
+        "warnings",
+        "weakref",
+        "zlib",
     }
-)  # fmt: skip
+)
 """Modules of Python's that reach nothing outside. All others are watched: what is taken of one has
 to be in a table here."""
 PACKAGES: Final = frozenset(
@@ -51,30 +79,49 @@ INNER: Final = frozenset({"os.path", "concurrent.futures"})
 ROUND_THE_LOOP: Final = frozenset(
     f"asyncio.{name}"
     for name in (
-        "run", "Runner", "new_event_loop", "subprocess", "create_subprocess_exec",
-        "create_subprocess_shell", "open_unix_connection", "start_unix_server",
+        "run",
+        "Runner",
+        "new_event_loop",
+        "subprocess",
+        "create_subprocess_exec",
+        "create_subprocess_shell",
+        "open_unix_connection",
+        "start_unix_server",
     )
-)  # fmt: skip
+)
 SEEDED: Final = frozenset({"random.uniform", "random.shuffle"})
 """Methods of the generator of module ``random``, which begins with the seed."""
 DERIVED: Final = frozenset({"uuid.uuid4", "secrets.token_bytes"})
 """Made of what is replaced, at each call."""
 HARMLESS: Final = frozenset(
     {
-        "time.strftime", "time.gmtime",  # of a time that is given
+        "time.strftime",
+        "time.gmtime",  # of a time that is given
         "uuid.UUID",
-        "datetime.datetime", "datetime.timedelta", "datetime.UTC",  # but for what has no argument
+        "datetime.datetime",
+        "datetime.timedelta",
+        "datetime.UTC",  # but for what has no argument
         "os.environ",
         "os.path.dirname",  # of its argument alone, unlike what asks a disk
-        "sys.byteorder", "sys.getsizeof",
-        "threading.Lock", "threading.local",  # one thread holds them
+        "sys.byteorder",
+        "sys.getsizeof",
+        "threading.Lock",
+        "threading.local",  # one thread holds them
         "concurrent.futures.ThreadPoolExecutor",  # its functions run on the loop
-        "mmap.mmap", "mmap.MAP_PRIVATE", "mmap.MAP_ANONYMOUS", "io.BytesIO",  # memory
-        "resource.RLIMIT_NOFILE", "resource.RLIM_INFINITY",
-        "ssl.SSLContext", "ssl.TLSVersion", "ssl.Purpose", "ssl.SSLError",  # sockets do the rest
-        "ssl.SSLCertVerificationError", "ssl.SSLEOFError",
+        "mmap.mmap",
+        "mmap.MAP_PRIVATE",
+        "mmap.MAP_ANONYMOUS",
+        "io.BytesIO",  # memory
+        "resource.RLIMIT_NOFILE",
+        "resource.RLIM_INFINITY",
+        "ssl.SSLContext",
+        "ssl.TLSVersion",
+        "ssl.Purpose",
+        "ssl.SSLError",  # sockets do the rest
+        "ssl.SSLCertVerificationError",
+        "ssl.SSLEOFError",
     }
-)  # fmt: skip
+)
 CONSTANTS: Final = re.compile(r"(socket|os|select|ssl)\.[A-Z][A-Z0-9_]*")
 NOW: Final = {"time.gmtime": 1, "time.localtime": 1, "time.ctime": 1, "time.strftime": 2}
 """With fewer arguments they are of the time of day."""
@@ -371,10 +418,14 @@ def test_every_exception_is_needed() -> None:
         ("from os import path\ndef f(p): return path.getmtime(p)", "os.path.getmtime"),
         ("from os.path import realpath\ndef f(p): return realpath(p)", "os.path.realpath"),
         ("import os.path as p\ndef f(): return p.abspath('x')", "os.path.abspath"),
-        ("import concurrent.futures\ndef f(): return concurrent.futures.ProcessPoolExecutor()",
-         "concurrent.futures.ProcessPoolExecutor"),
-        ("from concurrent import futures\ndef f(): return futures.ProcessPoolExecutor()",
-         "concurrent.futures.ProcessPoolExecutor"),
+        (
+            "import concurrent.futures\ndef f(): return concurrent.futures.ProcessPoolExecutor()",
+            "concurrent.futures.ProcessPoolExecutor",
+        ),
+        (
+            "from concurrent import futures\ndef f(): return futures.ProcessPoolExecutor()",
+            "concurrent.futures.ProcessPoolExecutor",
+        ),
         ("import concurrent as c\ndef f(): return c.futures.wait([])", "concurrent.futures.wait"),
         ("import http.client\ndef f(h): return http.client.HTTPConnection(h)", "http.client.HTTPC"),
         ("from http import client\ndef f(h): return client.HTTPConnection(h)", "http.client"),
@@ -384,11 +435,13 @@ def test_every_exception_is_needed() -> None:
         ("import ssl\ndef f(): return ssl.RAND_bytes(8)", "ssl.RAND_bytes"),
         ("import sys\ndef f(): sys.stdout.write('x')", "sys.stdout"),
         ("import sqlite3\ndef f(): return sqlite3.connect('x')", "sqlite3.connect"),
-        ("import asyncio.subprocess as s\ndef f(): return s.create_subprocess_exec('x')",
-         "asyncio.subprocess.create_subprocess_exec"),
+        (
+            "import asyncio.subprocess as s\ndef f(): return s.create_subprocess_exec('x')",
+            "asyncio.subprocess.create_subprocess_exec",
+        ),
         ("from time import *", "time.*"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_simulated_is_named(text: str, said: str) -> None:
     (wrong,) = judged("node/new.py", text)
     assert wrong.startswith("node/new.py:") and said in wrong
@@ -420,10 +473,16 @@ def draws(seed: int) -> list[object]:
     try:
         with simulated(loop, seed, lambda *_: None):
             return [
-                time.time(), time.monotonic(), time.perf_counter(), os.urandom(8), uuid.uuid4(),
-                secrets.token_bytes(8), random.SystemRandom().random(), random.uniform(0, 1),
+                time.time(),
+                time.monotonic(),
+                time.perf_counter(),
+                os.urandom(8),
+                uuid.uuid4(),
+                secrets.token_bytes(8),
+                random.SystemRandom().random(),
+                random.uniform(0, 1),
                 time.clock_gettime(time.CLOCK_MONOTONIC),
-            ]  # fmt: skip
+            ]
     finally:
         loop.close()
 

@@ -11,9 +11,12 @@ def test_no_rule_is_broken() -> None:
     result, _ = run_one("transactions", 1)
     assert not result.check, report(result)
     for what in (
-        "commits", "aborts", "records read committed", "stable offsets read",
+        "commits",
+        "aborts",
+        "records read committed",
+        "stable offsets read",
         "requests held in an old connection",
-    ):  # fmt: skip
+    ):
         assert result.counts[what], what
 
 

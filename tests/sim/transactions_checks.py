@@ -92,9 +92,13 @@ class TransactionChecks:
         return self._newest.get(transactional_id, (-1, -1))
 
     def initialized(
-        self, transactional_id: str, known: tuple[int, int], producer_id: int, epoch: int,
+        self,
+        transactional_id: str,
+        known: tuple[int, int],
+        producer_id: int,
+        epoch: int,
         now_s: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """InitProducerId was answered; ``known``: the newest when it was sent."""
         owner = self._owners.setdefault(producer_id, transactional_id)
         if owner != transactional_id and not self._may_lose():
@@ -217,9 +221,12 @@ class TransactionChecks:
                 raise Violation("state", f"{tp}: {key!r} stays in {state}")
 
     def producers(
-        self, who: str, tp: TopicPartition, batches: list[Batch],
+        self,
+        who: str,
+        tp: TopicPartition,
+        batches: list[Batch],
         known: dict[int, tuple[int, int, int, int | None]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """All batches of a replica, and what it knows: producer id -> (epoch, last sequence, epoch
         of its coordinator, where its open transaction begins).
         """

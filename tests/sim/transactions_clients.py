@@ -36,10 +36,16 @@ COORDINATOR: Final = frozenset(
     {"not_coordinator", "coordinator_not_available", "coordinator_load_in_progress"}
 )
 RETRIED: Final = COORDINATOR | {
-    "concurrent_transactions", "not_leader_or_follower", "not_enough_replicas", "request_timed_out",
-    "not_enough_replicas_after_append", "kafka_storage_error", "unknown_topic_or_partition",
-    "leader_not_available", "network_exception",
-}  # fmt: skip
+    "concurrent_transactions",
+    "not_leader_or_follower",
+    "not_enough_replicas",
+    "request_timed_out",
+    "not_enough_replicas_after_append",
+    "kafka_storage_error",
+    "unknown_topic_or_partition",
+    "leader_not_available",
+    "network_exception",
+}
 
 
 class Over(Exception):
@@ -189,9 +195,15 @@ class Instance:
         name = self.slot.name
         known = self.checks.newest(name)
         reply = await self._ask(
-            1, 22, 4, lambda r: r.error_code.name, transactional_id=name,
-            transaction_timeout=TIMEOUT_MS, producer_id=-1, producer_epoch=-1,
-        )  # fmt: skip
+            1,
+            22,
+            4,
+            lambda r: r.error_code.name,
+            transactional_id=name,
+            transaction_timeout=TIMEOUT_MS,
+            producer_id=-1,
+            producer_epoch=-1,
+        )
         self.producer_id, self.epoch = reply.producer_id, reply.producer_epoch
         now_s = self.history.loop.time()
         self.checks.initialized(name, known, self.producer_id, self.epoch, now_s)
@@ -228,9 +240,15 @@ class Instance:
         history.note("producer", f"{self.name} ends {transaction}: {commit}")
         version = 3 if self.slot.level < 2 else 5
         reply = await self._ask(
-            1, 26, version, lambda r: r.error_code.name, transactional_id=self.slot.name,
-            producer_id=self.producer_id, producer_epoch=self.epoch, committed=commit,
-        )  # fmt: skip
+            1,
+            26,
+            version,
+            lambda r: r.error_code.name,
+            transactional_id=self.slot.name,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            committed=commit,
+        )
         if version >= 5:
             self.producer_id, self.epoch = reply.producer_id, reply.producer_epoch
             self.sequences.clear()
@@ -250,26 +268,37 @@ class Instance:
         """Before its first batch a client of version 1 adds a partition. Raises Over."""
         if self.slot.level < 2 and tp not in self.added:
             await self._ask(
-                1, 24, 3,
-                lambda r: r.results_by_topic_v3_and_below[0].results_by_partition[0]
-                .partition_error_code.name,
+                1,
+                24,
+                3,
+                lambda r: (
+                    r.results_by_topic_v3_and_below[0]
+                    .results_by_partition[0]
+                    .partition_error_code.name
+                ),
                 v3_and_below_transactional_id=self.slot.name,
-                v3_and_below_producer_id=self.producer_id, v3_and_below_producer_epoch=self.epoch,
+                v3_and_below_producer_id=self.producer_id,
+                v3_and_below_producer_epoch=self.epoch,
                 v3_and_below_topics=[{"name": tp.topic, "partitions": [tp.partition]}],
-            )  # fmt: skip
+            )
         self.added.add(tp)
 
     async def produce(
-        self, transaction: Transaction, tp: TopicPartition,
+        self,
+        transaction: Transaction,
+        tp: TopicPartition,
         made: list[tuple[int, bytes | None, bytes | None, Any]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A batch of records, until it is acknowledged. Raises Over."""
         data = bytes(
             build_batch(
-                made, producer_id=self.producer_id, producer_epoch=self.epoch,
-                base_sequence=self.sequences[tp], is_transactional=True,
+                made,
+                producer_id=self.producer_id,
+                producer_epoch=self.epoch,
+                base_sequence=self.sequences[tp],
+                is_transactional=True,
             )
-        )  # fmt: skip
+        )
         values = [row[2] for row in made]
         self.checks.sends(transaction, [value for value in values if value is not None])
         base = await self._send(tp, data)
@@ -323,26 +352,43 @@ class Instance:
         """As :meth:`add`, for the offsets of its group. Raises Over."""
         if self.slot.level < 2:
             await self._ask(
-                1, 25, 3, lambda r: r.error_code.name, transactional_id=self.slot.name,
-                producer_id=self.producer_id, producer_epoch=self.epoch, group_id=self.group,
-            )  # fmt: skip
+                1,
+                25,
+                3,
+                lambda r: r.error_code.name,
+                transactional_id=self.slot.name,
+                producer_id=self.producer_id,
+                producer_epoch=self.epoch,
+                group_id=self.group,
+            )
 
     async def commit_offsets(
         self, topic: str, offsets: dict[int, int], generation: int, member_id: str
     ) -> None:
         """Partition -> offset, in the transaction. Raises Over."""
         partitions = [
-            {"partition_index": partition, "committed_offset": offset,
-             "committed_leader_epoch": -1, "committed_metadata": ""}
+            {
+                "partition_index": partition,
+                "committed_offset": offset,
+                "committed_leader_epoch": -1,
+                "committed_metadata": "",
+            }
             for partition, offset in offsets.items()
-        ]  # fmt: skip
+        ]
         await self._ask(
-            0, TXN_OFFSET_COMMIT, 3 if self.slot.level < 2 else 5,
-            lambda r: r.topics[0].partitions[0].error_code.name, transactional_id=self.slot.name,
-            group_id=self.group, producer_id=self.producer_id, producer_epoch=self.epoch,
-            generation_id=generation, member_id=member_id, group_instance_id=None,
+            0,
+            TXN_OFFSET_COMMIT,
+            3 if self.slot.level < 2 else 5,
+            lambda r: r.topics[0].partitions[0].error_code.name,
+            transactional_id=self.slot.name,
+            group_id=self.group,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            generation_id=generation,
+            member_id=member_id,
+            group_instance_id=None,
             topics=[{"name": topic, "partitions": partitions}],
-        )  # fmt: skip
+        )
 
 
 @dataclass

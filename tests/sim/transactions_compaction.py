@@ -96,9 +96,14 @@ class CompactedTransactionChecks(CompactionChecks):
         outcomes.seen = len(register.batches)
 
     def _judge(  # noqa: PLR0917
-        self, tp: TopicPartition, node: int, view: View, register: Register, leads_in: int | None,
+        self,
+        tp: TopicPartition,
+        node: int,
+        view: View,
+        register: Register,
+        leads_in: int | None,
         hw: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         state = register.state
         assert state is not None
         member = node in state.isr and node in register.certain
@@ -111,8 +116,11 @@ class CompactedTransactionChecks(CompactionChecks):
             return
         view.judged = key
         outcomes = self.outcomes[tp]
-        table = {rec.key: rec for rec in view.records if rec.offset < up_to
-                 and rec.offset in outcomes.visible}  # fmt: skip
+        table = {
+            rec.key: rec
+            for rec in view.records
+            if rec.offset < up_to and rec.offset in outcomes.visible
+        }
         for name, rec in outcomes.latest(up_to).items():
             found = table.get(name)
             if found != rec and not (found is None and rec.value is None):

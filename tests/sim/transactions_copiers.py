@@ -70,9 +70,12 @@ class CopierLife(Life):
                 for partition in self.part:
                     await self._move(partition)
                 beat = await self.client.send(
-                    12, 4, generation_id=self.generation, member_id=self.member_id,
+                    12,
+                    4,
+                    generation_id=self.generation,
+                    member_id=self.member_id,
                     group_instance_id=None,
-                )  # fmt: skip
+                )
                 self._refused(beat.error_code.name)
         except Over as over:
             history.note("mover", f"{self.name} ends: {over}")

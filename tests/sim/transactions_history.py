@@ -231,11 +231,13 @@ class TransactionsHistory(NodesHistory):
             return made
         return [
             (
-                timestamp_ms, b"%d" % self.rows.randrange(KEYS),
-                None if self.rows.random() < TOMBSTONES else value, headers,
+                timestamp_ms,
+                b"%d" % self.rows.randrange(KEYS),
+                None if self.rows.random() < TOMBSTONES else value,
+                headers,
             )
             for timestamp_ms, _, value, headers in made
-        ]  # fmt: skip
+        ]
 
     # What the checkers see.
 
@@ -459,11 +461,13 @@ class TransactionsHistory(NodesHistory):
                     continue  # batches are staged
                 known = {
                     producer_id: (
-                        state.epoch, state.last_sequence, state.coordinator_epoch,
+                        state.epoch,
+                        state.last_sequence,
+                        state.coordinator_epoch,
                         state.txn_first_offset,
                     )
                     for producer_id, state in log.producers.items()
-                }  # fmt: skip
+                }
                 found = batches.read(log, log.log_start_offset)
                 self.transaction_checks.producers(f"n{machine.node_id}", tp, found, known)
                 what = "producer states" if tp in self.data else "producer states of offsets"

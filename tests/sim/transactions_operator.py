@@ -70,9 +70,11 @@ class TransactionOperator(Operator):
         name = history.jobs.choice([one.name for one in history.transactors])
         known = checks.newest(name)
         values = {
-            "transactional_id": name, "transaction_timeout": FENCE_TIMEOUT_MS, "producer_id": -1,
+            "transactional_id": name,
+            "transaction_timeout": FENCE_TIMEOUT_MS,
+            "producer_id": -1,
             "producer_epoch": -1,
-        }  # fmt: skip
+        }
         for _ in range(FENCE_TIMES):
             reply = await self.call(await self._coordinator(name), 22, 4, values)
             history.note("operator", "fences", name, reply.error_code.name)
@@ -120,8 +122,10 @@ class TransactionOperator(Operator):
         known: set[int] = set()
         for machine in self.history.machines:
             values: dict[str, Any] = {
-                "state_filters": (), "producer_id_filters": (), "duration_filter": -1,
-            }  # fmt: skip
+                "state_filters": (),
+                "producer_id_filters": (),
+                "duration_filter": -1,
+            }
             reply = await self.call(machine, 66, 1, values)
             if reply.error_code.name != "none":
                 raise KeptError(reply.error_code.name)
@@ -137,10 +141,12 @@ class TransactionOperator(Operator):
             for producer_id in sorted(hanging):
                 epoch, coordinator_epoch = is_open[producer_id]
                 marker = {
-                    "producer_id": producer_id, "producer_epoch": epoch,
-                    "transaction_result": False, "coordinator_epoch": max(coordinator_epoch, 0),
+                    "producer_id": producer_id,
+                    "producer_epoch": epoch,
+                    "transaction_result": False,
+                    "coordinator_epoch": max(coordinator_epoch, 0),
                     "topics": [{"name": tp.topic, "partition_indexes": [tp.partition]}],
-                }  # fmt: skip
+                }
                 machine = await self.leader(tp)
                 if machine is None:
                     raise KeptError(f"nobody leads {tp}")
@@ -181,17 +187,22 @@ class Ghost:
         if machine is None:
             return
         values = {
-            "transactional_id": None, "transaction_timeout": 1000, "producer_id": -1,
+            "transactional_id": None,
+            "transaction_timeout": 1000,
+            "producer_id": -1,
             "producer_epoch": -1,
-        }  # fmt: skip
+        }
         given = await self.client.call(machine, 22, 4, values)
         if given.error_code.name != "none":
             return
         now_ms = int((EPOCH_S + history.loop.time()) * 1000)
         data = build_batch(
-            [(now_ms, None, b"ghost", ())], producer_id=given.producer_id, producer_epoch=0,
-            base_sequence=0, is_transactional=True,
-        )  # fmt: skip
+            [(now_ms, None, b"ghost", ())],
+            producer_id=given.producer_id,
+            producer_epoch=0,
+            base_sequence=0,
+            is_transactional=True,
+        )
         request = produce_values(
             tp.topic,
             bytes(data),

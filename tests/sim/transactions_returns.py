@@ -208,9 +208,14 @@ class Replaced(LeaderMover):
         history.world.counts["commits asked of a coordinator that was replaced"] += 1
 
     async def _write(
-        self, instance: Instance, transaction: Transaction, tp: TopicPartition, *, commit: bool,
+        self,
+        instance: Instance,
+        transaction: Transaction,
+        tp: TopicPartition,
+        *,
+        commit: bool,
         by: int = -1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A transaction that a node is asked to end."""
         async with asyncio.timeout(KNOWN_S):
             await instance.add(tp)
@@ -262,9 +267,12 @@ class Replaced(LeaderMover):
         connection: NodeConnection, instance: Instance, tp: TopicPartition, made: list[Any]
     ) -> str:
         data = build_batch(
-            made, producer_id=instance.producer_id, producer_epoch=instance.epoch,
-            base_sequence=0, is_transactional=True,
-        )  # fmt: skip
+            made,
+            producer_id=instance.producer_id,
+            producer_epoch=instance.epoch,
+            base_sequence=0,
+            is_transactional=True,
+        )
         request = produce_values(
             tp.topic,
             bytes(data),

@@ -54,9 +54,13 @@ class Soak:
             Writer(cluster.bootstrap, k.name, k, f"{seed}-{k.name}", share) for k in KINDS
         ]
         self.actions = {
-            self.kill: 4, self.kill_all: 1, self.kill_two: 1, self.stop: 2, self.stall: 2,
+            self.kill: 4,
+            self.kill_all: 1,
+            self.kill_two: 1,
+            self.stop: 2,
+            self.stall: 2,
             self.move_leader: 4,
-        }  # fmt: skip
+        }
 
     @property
     def sent(self) -> int:
@@ -90,7 +94,7 @@ class Soak:
             f"{self.sent} records sent, {sum(count for count, _ in checked.values())} are left; "
             f"tables and replicas are equal; most bytes of a replica so far {self.most_bytes}",
             flush=True,
-        )  # fmt: skip
+        )
         return {topic: left for topic, (_, left) in checked.items() if left}
 
     def finish(self) -> None:
@@ -117,9 +121,12 @@ class Soak:
         """Run a command, which must succeed."""
         done = subprocess.run(
             [sys.executable, "-m", "kept", *arguments, "--bootstrap", self.cluster.bootstrap],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
             timeout=COMMAND_S,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, f"kept {' '.join(arguments)}: {done.stdout}"
 
     # The disk.
@@ -211,9 +218,7 @@ class Soak:
             client.run(elect_leaders(PREFERRED, [tp], TIMEOUT_MS))
 
 
-def soak(
-    cluster: Cluster, seed: int, seconds: float, per_second: float, records: int = 0
-) -> Soak:  # fmt: skip
+def soak(cluster: Cluster, seed: int, seconds: float, per_second: float, records: int = 0) -> Soak:
     """All of it, for so long, and longer if so many records were not sent by then."""
     run = Soak(cluster, seed, per_second)
     end = time.monotonic() + seconds

@@ -32,9 +32,14 @@ def all_batches(cluster: Cluster, node: int, topic: str, partition: int) -> Batc
 
 
 def edit(
-    cluster: Cluster, node: int, topic: str, partition: int,
-    *, cut: tuple[int, ...] = (), put: Mapping[int, bytes] | None = None,
-) -> None:  # fmt: skip
+    cluster: Cluster,
+    node: int,
+    topic: str,
+    partition: int,
+    *,
+    cut: tuple[int, ...] = (),
+    put: Mapping[int, bytes] | None = None,
+) -> None:
     """Take batches out of a stopped node's first segment and put others in, in order."""
     assert not cluster.running(node)
     folder = directory(cluster, node, topic, partition)

@@ -10,9 +10,7 @@ from confluent_kafka import Producer
 from kept.client.client import Client
 from tests.spark.topics import fill
 
-pytestmark = [
-    pytest.mark.slow, pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(400),
-]  # fmt: skip
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(400)]
 
 
 def transact(bootstrap: str, topic: str, values: list[str], *, commit: bool) -> None:
@@ -42,19 +40,25 @@ def test_apache_kafka_is_read_followed_and_written(spark, apache_kafka, tmp_path
     source = spark.read.format("kept").option("kafka.bootstrap.servers", apache_kafka)
     df = source.option("subscribe", "source").load()
     assert values(df) == ["a", "b", "lost", "too", "v0", "v1", "v2"]
-    committed = (
-        source.option("subscribe", "source").option("kafka.isolation.level", "read_committed")
-    )  # fmt: skip
+    committed = source.option("subscribe", "source").option(
+        "kafka.isolation.level", "read_committed"
+    )
     assert values(committed.load()) == ["a", "b", "v0", "v1", "v2"]
     assert values(committed.option("minPartitions", 4).load()) == ["a", "b", "v0", "v1", "v2"]
     query = (
-        spark.readStream.format("kept").option("kafka.bootstrap.servers", apache_kafka)
-        .option("subscribe", "source").option("startingOffsets", "earliest")
-        .option("kafka.isolation.level", "read_committed").load()
-        .writeStream.format("kept").option("kafka.bootstrap.servers", apache_kafka)
-        .option("topic", "target").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True).start()
-    )  # fmt: skip
+        spark.readStream.format("kept")
+        .option("kafka.bootstrap.servers", apache_kafka)
+        .option("subscribe", "source")
+        .option("startingOffsets", "earliest")
+        .option("kafka.isolation.level", "read_committed")
+        .load()
+        .writeStream.format("kept")
+        .option("kafka.bootstrap.servers", apache_kafka)
+        .option("topic", "target")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
     assert query.awaitTermination(180)
     with Client(apache_kafka) as client:
         assert sorted(r.value for r in client.read("target")) == [b"a", b"b", b"v0", b"v1", b"v2"]

@@ -21,12 +21,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 WRONG = 2  # the node that has faults of its own
 HISTORY = [
-    ("a", b"1"), ("b", b"1"), ("a", b"2"), ("c", b"1"), ("d", b"1"), ("d", None), ("e", b"1"),
-]  # fmt: skip
+    ("a", b"1"),
+    ("b", b"1"),
+    ("a", b"2"),
+    ("c", b"1"),
+    ("d", b"1"),
+    ("d", None),
+    ("e", b"1"),
+]
 OF_ONE = {
-    ("missing", 0, 3, WRONG), ("superseded", 1, 0, WRONG), ("resurrected", 2, 4, WRONG),
+    ("missing", 0, 3, WRONG),
+    ("superseded", 1, 0, WRONG),
+    ("resurrected", 2, 4, WRONG),
     ("divergent", 3, 1, -1),
-}  # fmt: skip
+}
 OF_ALL = {("missing", 0, 6, n) for n in range(3)} | {("resurrected", 3, 4, n) for n in range(3)}
 
 
@@ -64,9 +72,11 @@ def test_planted_faults_are_found_by_kind_and_offset(
     before = [all_batches(cluster, 0, topic, p) for p in range(4)]
     assert run(["compact", "now", topic, "--wait", "--bootstrap", where]) == 0
     left = {0: before[0][0], 4: before[0][4]}.keys()
-    eventually(lambda: all(
-        not left & all_batches(cluster, n, topic, p).keys() for n in range(3) for p in range(4)
-    ))  # fmt: skip
+    eventually(
+        lambda: all(
+            not left & all_batches(cluster, n, topic, p).keys() for n in range(3) for p in range(4)
+        )
+    )
     clean = jobs.audit(spark, where, topic)
     assert clean.clean and clean.replicas == [0, 1, 2] and clean.looks == 1
     assert any("every replica lost" in one for one in clean.blind)

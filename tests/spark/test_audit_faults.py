@@ -18,12 +18,8 @@ SCHEMA = (
     " headers array<struct<key:string,value:binary>>"
 )
 SOUND = {1: (b"b", b"1"), 2: (b"a", b"2"), 3: (b"c", b"1"), 5: (b"d", None), 6: (b"e", b"1")}
-FAULTY = {
-    0: (b"a", b"1"), 1: (b"b", b"X"), 2: (b"a", b"2"), 4: (b"d", b"1"), 6: (b"e", b"1"),
-}  # fmt: skip
-OF_ONE = {
-    ("superseded", 0, 2), ("divergent", 1, -1), ("missing", 3, 2), ("resurrected", 4, 2),
-}  # fmt: skip
+FAULTY = {0: (b"a", b"1"), 1: (b"b", b"X"), 2: (b"a", b"2"), 4: (b"d", b"1"), 6: (b"e", b"1")}
+OF_ONE = {("superseded", 0, 2), ("divergent", 1, -1), ("missing", 3, 2), ("resurrected", 4, 2)}
 LOST = {("missing", 7, n) for n in range(3)}
 
 
@@ -70,8 +66,9 @@ def test_what_is_written_after_a_tombstone_of_the_reference_is_no_fault(spark: A
 
     def found(*frames: Any) -> set[tuple[str, int, int]]:
         expected = Expected({0: (0, 1)}, {0: 0}, {0: (0, 3)})
-        rows = find(reduce(lambda a, b: a.unionByName(b), frames), strategy, expected,
-                    compacted=True).collect()  # fmt: skip
+        rows = find(
+            reduce(lambda a, b: a.unionByName(b), frames), strategy, expected, compacted=True
+        ).collect()
         return {(row.kind, row.offset, row.replica) for row in rows}
 
     lower, deleted = (5, b"new", 500), (0, None, 1000)
@@ -124,5 +121,6 @@ def test_where_nothing_is_compacted_a_record_without_a_value_is_missing_too(spar
     expected = Expected({0: (0, 1)}, {0: 0})
     rows = find(both[0].unionByName(both[1]), Latest(), expected, compacted=False).collect()
     assert {(row.kind, row.offset, row.replica) for row in rows} == {
-        ("missing", 0, 1), ("missing", 1, 1),
-    }  # fmt: skip
+        ("missing", 0, 1),
+        ("missing", 1, 1),
+    }

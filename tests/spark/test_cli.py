@@ -51,8 +51,10 @@ def test_the_commands(spark, kept, kept_broker, tmp_path):
     status, printed, _ = kept("table", topic, "--json")
     assert status == 0
     assert [(r["key"], r["value"], r["offset"]) for r in json.loads(printed)["rows"]] == [
-        ("a.1", "2", 5), ("a.2", "2", 6), ("a.3", "2", 7),
-    ]  # fmt: skip
+        ("a.1", "2", 5),
+        ("a.2", "2", 6),
+        ("a.3", "2", 7),
+    ]
     status, printed, _ = kept("table", topic, "--as-of-offset", "4", "--limit", "2")
     lines = printed.splitlines()
     assert [line.split()[:2] for line in lines] == [["KEY", "VALUE"], ["a.0", "1"], ["a.1", "1"]]
@@ -135,8 +137,11 @@ def test_an_analysis_of_keys_and_timestamps_of_any_kind(spark, kept, kept_broker
     assert f"{'k' * 80}… (5,000 characters)" in printed
     ages = json.loads(kept("analyze", topic, "--json")[1])["ages"]
     assert {AGES[row["age"]]: row["records"] for row in ages} == {
-        "1 minute": 1, "older": 1, "in the future": 1, "no timestamp": 1,
-    }  # fmt: skip
+        "1 minute": 1,
+        "older": 1,
+        "in the future": 1,
+        "no timestamp": 1,
+    }
 
 
 def test_what_cannot_be_is_said_in_one_line(spark, kept, kept_broker, tmp_path):
@@ -148,8 +153,11 @@ def test_what_cannot_be_is_said_in_one_line(spark, kept, kept_broker, tmp_path):
     for arguments, where, why in (
         (("table", topic + "x"), kept_broker.bootstrap, f"has no topic {topic}x; did you mean "),
         (("audit", topic), nobody, "connection refused; no node is there"),
-        (("table", topic, "--as-of-offset", "99"), kept_broker.bootstrap,
-         f"as of offset: {topic}-0 has offsets 0 to 9, 99 is out of range"),
+        (
+            ("table", topic, "--as-of-offset", "99"),
+            kept_broker.bootstrap,
+            f"as of offset: {topic}-0 has offsets 0 to 9, 99 is out of range",
+        ),
         (("table", topic, "--out", export), kept_broker.bootstrap, "is there and not empty"),
         (("export", topic, export), kept_broker.bootstrap, "is there and not empty"),
         (("restore", str(tmp_path), "new"), kept_broker.bootstrap, "is no export"),
@@ -159,14 +167,19 @@ def test_what_cannot_be_is_said_in_one_line(spark, kept, kept_broker, tmp_path):
         (("audit", topic, "--reference", ""), kept_broker.bootstrap, "directory is empty"),
         (("analyze", topic, "--out", ""), kept_broker.bootstrap, "directory is empty"),
         (("analyze", topic, "--out", export), kept_broker.bootstrap, "is there and not empty"),
-        (("analyze", topic, "--out", export + "/_kept.json/x"), kept_broker.bootstrap,
-         "is not a directory"),
-    ):  # fmt: skip
+        (
+            ("analyze", topic, "--out", export + "/_kept.json/x"),
+            kept_broker.bootstrap,
+            "is not a directory",
+        ),
+    ):
         status, printed, said = kept(*arguments, bootstrap=where)
         assert (status, printed) == (1, ""), arguments
         assert why in said and said.startswith("kept: ") and said.count("\n") == 1, said
     for arguments in (
-        ("table", topic, "--as-of-offset", "x"), ("table", topic, "--as-of-timestamp", "noon"),
-        ("table", topic, "--refresh", export, "--out", export), ("analyze", topic, "--config", "x"),
-    ):  # fmt: skip
+        ("table", topic, "--as-of-offset", "x"),
+        ("table", topic, "--as-of-timestamp", "noon"),
+        ("table", topic, "--refresh", export, "--out", export),
+        ("analyze", topic, "--config", "x"),
+    ):
         assert kept(*arguments)[0] == 2, arguments

@@ -74,10 +74,18 @@ def test_the_tree_of_a_repository_is_rebuilt_by_the_command(spark, tmp_path):
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     environ.pop("PYTHONSAFEPATH", None)  # of `kept spark`, if it ran in this process
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "spark_git_tree.py"), "--repo",
-         str(tmp_path / "repository")],
-        capture_output=True, text=True, check=False, timeout=900, env=environ,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(ROOT / "examples" / "spark_git_tree.py"),
+            "--repo",
+            str(tmp_path / "repository"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+        env=environ,
+    )
     assert done.returncode == 0, done.stderr
     assert "3 files of HEAD against the topic, blob by blob:\nequal\n" in done.stdout
     assert done.stdout.endswith("a stream asked for 3 of them: 8 bytes, all answered\nequal\n")
@@ -86,8 +94,11 @@ def test_the_tree_of_a_repository_is_rebuilt_by_the_command(spark, tmp_path):
 def test_the_example_ends_with_equal(spark):
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "spark_topic.py")],
-        capture_output=True, text=True, check=False, timeout=900,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["ada", "countess", "eve", "spy", "equal"]
 
@@ -98,9 +109,12 @@ def test_an_installed_kept_is_found_without_registering(kept_broker, tmp_path):
         client.produce(topic, [OutRecord(b"k", b"v")] * 3)
     build = [sys.executable, "-c", "import setuptools; setuptools.setup()", "-q", "build_py"]
     subprocess.run(
-        [*build, "--build-lib", str(site)], cwd=_copy(tmp_path), check=True,
-        capture_output=True, timeout=900,
-    )  # fmt: skip
+        [*build, "--build-lib", str(site)],
+        cwd=_copy(tmp_path),
+        check=True,
+        capture_output=True,
+        timeout=900,
+    )
     assert (site / "pyspark_kept" / "__init__.py").exists()
     five_lines = f"""
 from pyspark.sql import SparkSession
@@ -112,9 +126,14 @@ print("rows", df.option("subscribe", {topic!r}).load().count())
 """
     environ = {**os.environ, "PYTHONPATH": str(site), "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
-        [sys.executable, "-c", five_lines], env=environ, cwd=tmp_path,
-        capture_output=True, text=True, check=False, timeout=900,
-    )  # fmt: skip
+        [sys.executable, "-c", five_lines],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
     assert "rows 3" in done.stdout, done.stderr
 
 

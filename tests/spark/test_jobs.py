@@ -43,12 +43,14 @@ def history(client: Client, topic: str, rounds: int = 4) -> None:
     for n in range(rounds):
         records = [
             OutRecord(
-                b"%s.%d" % (kind, key), b"%d of round %d" % (key, n),
-                (("version", b"%d" % (9 - n)), ("x", None)) if key % 2 else (), 1000 * n + key,
+                b"%s.%d" % (kind, key),
+                b"%d of round %d" % (key, n),
+                (("version", b"%d" % (9 - n)), ("x", None)) if key % 2 else (),
+                1000 * n + key,
             )
             for kind in (b"user", b"cfg")
             for key in range(10)
-        ]  # fmt: skip
+        ]
         client.produce(topic, records)
     client.produce(topic, [OutRecord(b"user.%d" % n, None, (), 4000 + n) for n in range(3)])
     client.produce(topic, [OutRecord(b"user.1", b"back", (), 4100)])
@@ -173,10 +175,11 @@ def test_a_refresh_beside_another_one_and_beside_what_is_not_its_own(
     names = {p.name.rpartition("-")[0] for p in path.iterdir() if p.is_dir()}
     assert names == {"table-of", "table", "table-000002", "table-000003"} and not killed.exists()
     for text, why in (
-        ("{", "_kept.json is damaged"), ("[]", "is a table of nothing"),
+        ("{", "_kept.json is damaged"),
+        ("[]", "is a table of nothing"),
         ('{"format": 2}', "has format 2, not 1"),
         ('{"format": 1, "ends": {}}', "holds something else than a table"),
-    ):  # fmt: skip
+    ):
         (path / "_kept.json").write_text(text)
         for use in (jobs.saved, lambda s, p: jobs.refresh(s, where, topic, p)):
             with pytest.raises(BadOption, match=why):
@@ -320,11 +323,17 @@ def test_a_note_with_members_that_are_missing_or_wrong_is_damaged(
     jobs.refresh(spark, where, topic, table)
     jobs.export(spark, where, topic, export)
     for path, job, wrong in (
-        (table, lambda: jobs.refresh(spark, where, topic, table),
-         ({"starts": None}, {"offsets": {"x": 1}}, {"refreshed_ms": "y"}, {"offsets": 1})),
-        (export, lambda: exports.load(spark, export),
-         ({"starts": None}, {"ends": {"x": 1}}, {"ends": None}, {"what": 1})),
-    ):  # fmt: skip
+        (
+            table,
+            lambda: jobs.refresh(spark, where, topic, table),
+            ({"starts": None}, {"offsets": {"x": 1}}, {"refreshed_ms": "y"}, {"offsets": 1}),
+        ),
+        (
+            export,
+            lambda: exports.load(spark, export),
+            ({"starts": None}, {"ends": {"x": 1}}, {"ends": None}, {"what": 1}),
+        ),
+    ):
         note = Path(path, "_kept.json")
         said = json.loads(note.read_text())
         short = {name: value for name, value in said.items() if name != "topic_id"}
@@ -336,10 +345,12 @@ def test_a_note_with_members_that_are_missing_or_wrong_is_damaged(
 
 def test_what_a_topic_takes_and_how_it_is_cleaned_is_restored(spark, client, kept_broker, tmp_path):
     settings = {
-        "cleanup.policy": "compact", "min.compaction.lag.ms": "60000",
-        "max.compaction.lag.ms": "70000000", "min.cleanable.dirty.ratio": "0.3",
+        "cleanup.policy": "compact",
+        "min.compaction.lag.ms": "60000",
+        "max.compaction.lag.ms": "70000000",
+        "min.cleanable.dirty.ratio": "0.3",
         "message.timestamp.after.max.ms": str(2**63 - 1),
-    }  # fmt: skip
+    }
     topic, path = kept_broker.create_topic(config=settings), str(tmp_path / "export")
     ahead = 10**15
     client.produce(topic, [OutRecord(b"a", b"v", (), ahead)])

@@ -302,8 +302,10 @@ def test_tombstones_that_the_cleaner_has_dated_are_the_same_rows(
     for _ in range(4):
         one.client.produce(one.topic, [OutRecord(b"x", b"x" * 900, (), None, p) for p in range(3)])
     compact(kept_broker, one.topic)
-    dated = [one.client.fetch_partition(TopicPartition(one.topic, p), 0, FetchLimits(), 5000)
-             for p in range(3)]  # fmt: skip
+    dated = [
+        one.client.fetch_partition(TopicPartition(one.topic, p), 0, FetchLimits(), 5000)
+        for p in range(3)
+    ]
     assert any(h.has_delete_horizon for got in dated for _, h in headers(got.records))
     attempt(1).run(rows)
     assert sum(r.value is None for r in one.client.read(one.topic)) == 100

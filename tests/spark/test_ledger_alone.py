@@ -15,8 +15,9 @@ TP = TopicPartition("t", 2)
 
 
 def batch(value: bytes, codec: Codec = Codec.NONE) -> bytes:
-    return build_batch([(1, b"k", value, ())], producer_id=7, producer_epoch=0, base_sequence=0,
-                       codec=codec)  # fmt: skip
+    return build_batch(
+        [(1, b"k", value, ())], producer_id=7, producer_epoch=0, base_sequence=0, codec=codec
+    )
 
 
 def begun(there: bytes, **more) -> Begun:

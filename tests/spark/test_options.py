@@ -22,20 +22,42 @@ WHERE = {"kafka.bootstrap.servers": "localhost:9092"}
 READ = {**WHERE, "subscribe": "a"}
 
 EVERY_VALUE = {
-    "kafka.bootstrap.servers": "h:1", "kafka.client.id": "me", "kafka.request.timeout.ms": "1000",
+    "kafka.bootstrap.servers": "h:1",
+    "kafka.client.id": "me",
+    "kafka.request.timeout.ms": "1000",
     "kafka.default.api.timeout.ms": "2000",
-    "kafka.security.protocol": "PLAINTEXT", "subscribe": "a, b", "startingOffsets": "earliest",
-    "startingOffsetsByTimestampStrategy": "latest", "failOnDataLoss": "FALSE",
-    "includeHeaders": "true", "minPartitions": "7", "maxRecordsPerPartition": "100",
-    "maxBytesPerPartition": "1000", "replica": "2",
-    "kafka.isolation.level": "read_committed", "kafkaConsumer.pollTimeoutMs": "5000",
-    "kafka.fetch.max.wait.ms": "10", "kafka.max.partition.fetch.bytes": "4096",
-    "kafka.fetch.max.bytes": "1", "endingOffsets": "latest", "maxOffsetsPerTrigger": "10",
-    "minOffsetsPerTrigger": "5", "maxTriggerDelay": "2m", "topic": "t",
-    "kafka.compression.type": "zstd", "kafka.batch.size": "1000", "includeTimestamps": "true",
-    "kafka.acks": "all", "kafka.enable.idempotence": "true", "checkpointLocation": "/x",
-    "queryName": "q", "exactlyOnce": "true", "ledgerTopic": "l", "txnAppId": "a", "txnVersion": "3",
-}  # fmt: skip
+    "kafka.security.protocol": "PLAINTEXT",
+    "subscribe": "a, b",
+    "startingOffsets": "earliest",
+    "startingOffsetsByTimestampStrategy": "latest",
+    "failOnDataLoss": "FALSE",
+    "includeHeaders": "true",
+    "minPartitions": "7",
+    "maxRecordsPerPartition": "100",
+    "maxBytesPerPartition": "1000",
+    "replica": "2",
+    "kafka.isolation.level": "read_committed",
+    "kafkaConsumer.pollTimeoutMs": "5000",
+    "kafka.fetch.max.wait.ms": "10",
+    "kafka.max.partition.fetch.bytes": "4096",
+    "kafka.fetch.max.bytes": "1",
+    "endingOffsets": "latest",
+    "maxOffsetsPerTrigger": "10",
+    "minOffsetsPerTrigger": "5",
+    "maxTriggerDelay": "2m",
+    "topic": "t",
+    "kafka.compression.type": "zstd",
+    "kafka.batch.size": "1000",
+    "includeTimestamps": "true",
+    "kafka.acks": "all",
+    "kafka.enable.idempotence": "true",
+    "checkpointLocation": "/x",
+    "queryName": "q",
+    "exactlyOnce": "true",
+    "ledgerTopic": "l",
+    "txnAppId": "a",
+    "txnVersion": "3",
+}
 
 
 def test_defaults_are_those_of_the_connector() -> None:
@@ -172,7 +194,7 @@ REFUSED = [
     ({**WHERE, "subscribePattern": "("}, "no regular expression"),
     ({**WHERE, "assign": '{"a": [-1]}'}, "JSON such as"),
     ({**READ, "kafka.bootstrap.servers": "host:port"}, "is not host:port"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("given", "why"), REFUSED, ids=[why for _, why in REFUSED])

@@ -34,10 +34,13 @@ def test_one_range_for_each_partition_with_offsets() -> None:
 ranges = st.lists(
     st.builds(
         lambda i, start, size: Range("t", i, start, start + size),
-        st.integers(0, 50), st.integers(0, 10**9), st.integers(1, 9) | st.integers(1, 10**6),
+        st.integers(0, 50),
+        st.integers(0, 10**9),
+        st.integers(1, 9) | st.integers(1, 10**6),
     ),
-    max_size=6, unique_by=lambda r: r.partition,
-)  # fmt: skip
+    max_size=6,
+    unique_by=lambda r: r.partition,
+)
 
 
 @given(ranges, st.none() | st.integers(1, 40), st.none() | st.integers(1000, 10**6))
@@ -61,8 +64,10 @@ def test_large_ranges_are_cut_first() -> None:
     pieces = split([Range("t", 0, 0, 10), Range("t", 1, 0, 1000)], 4, None)
     assert [p.partition for p in pieces] == [0, 1, 1, 1]
     assert cut(Range("t", 0, 0, 10), 3) == [
-        Range("t", 0, 0, 3), Range("t", 0, 3, 6), Range("t", 0, 6, 10),
-    ]  # fmt: skip
+        Range("t", 0, 0, 3),
+        Range("t", 0, 3, 6),
+        Range("t", 0, 6, 10),
+    ]
 
 
 @given(offsets_of, offsets_of, st.integers(1, 2500))
@@ -160,11 +165,13 @@ NOON_MS = 1_795_262_400_000
         ([In(("partition",), (1, 2)), In(("partition",), (2, 3))], Bounds(None, frozenset({2}))),
         ([EqualTo(("topic",), "a")], Bounds(topics=frozenset({"a"}))),
         ([GreaterThan(("offset",), 4), LessThan(("offset",), 9)], Bounds(first=5, end=9)),
-        ([GreaterThanOrEqual(("offset",), 4), LessThanOrEqual(("offset",), 9)],
-         Bounds(first=4, end=10)),
+        (
+            [GreaterThanOrEqual(("offset",), 4), LessThanOrEqual(("offset",), 9)],
+            Bounds(first=4, end=10),
+        ),
         ([EqualTo(("offset",), 7)], Bounds(first=7, end=8)),
     ],
-)  # fmt: skip
+)
 def test_filters_that_are_met_exactly(filters: list[Any], bounds: Bounds) -> None:
     assert push(Bounds(), filters) == (bounds, [])
 
@@ -202,6 +209,7 @@ def test_splitting_by_bytes_makes_no_task_much_larger_than_asked_for() -> None:
 def test_bounds_narrow_ranges() -> None:
     bounds = Bounds(partitions=frozenset({0}), first=4, end=6)
     assert plan({A0: 0, A1: 0, B0: 5}, {A0: 9, A1: 9, B0: 6}, IDS, bounds) == [
-        Range("a", 0, 4, 6, "aa"), Range("b", 0, 5, 6, None),
-    ]  # fmt: skip
+        Range("a", 0, 4, 6, "aa"),
+        Range("b", 0, 5, 6, None),
+    ]
     assert Bounds() == Bounds(None, None, 0, MAX_INT64, MIN_INT64)

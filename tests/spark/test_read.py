@@ -58,14 +58,18 @@ def test_columns_are_those_of_the_kafka_connector(read, client, kept_broker):
     )
     rows = read(subscribe=topic, includeHeaders=True).orderBy("partition", "offset").collect()
     assert [(r.partition, r.offset, r.topic, r.timestampType) for r in rows] == [
-        (0, 0, topic, 0), (0, 1, topic, 0), (2, 0, topic, 0),
-    ]  # fmt: skip
+        (0, 0, topic, 0),
+        (0, 1, topic, 0),
+        (2, 0, topic, 0),
+    ]
     assert [(r.key, r.value) for r in rows] == [(b"a", b"1"), (None, None), (b"", b"")]
     assert [tuple(h) for h in rows[0].headers] == [("h", b"x"), ("h", None), ("ü", b"")]
     assert [r.headers for r in rows[1:]] == [None, None]
     assert plain.selectExpr("unix_millis(timestamp) t").orderBy("t").collect() == [
-        (0,), (1_700_000_000_123,), (1_700_000_000_124,),
-    ]  # fmt: skip
+        (0,),
+        (1_700_000_000_123,),
+        (1_700_000_000_124,),
+    ]
 
 
 def test_log_append_time_is_said(read, client, kept_broker):
@@ -190,13 +194,19 @@ def test_refusals_name_what_is_wrong(spark, read, client, kept_broker):
         ({"subscribe": topic, "bootstrap": closed, "kafka.bootstrap.servers": ""}, "only one of"),
         ({"subscribe": topic, "kafka.bootstrap.servers": closed}, f"{closed}: .*refused"),
         ({"subscribe": topic, "startingoffset": "earliest"}, "did you mean startingOffsets?"),
-        ({"subscribe": topic, "startingOffsets": json.dumps({topic: {"0": 2}})},
-         "startingOffsets: .* has offsets 4 to 10, 2 is out of range"),
-        ({"subscribe": topic, "endingOffsets": json.dumps({topic: {"0": 12}})},
-         "endingOffsets: .* has offsets 4 to 10, 12 is out of range"),
-        ({"subscribe": topic, "endingOffsets": json.dumps({"other": {"0": 1}})},
-         f"endingOffsets does not name {topic}-0"),
-    ):  # fmt: skip
+        (
+            {"subscribe": topic, "startingOffsets": json.dumps({topic: {"0": 2}})},
+            "startingOffsets: .* has offsets 4 to 10, 2 is out of range",
+        ),
+        (
+            {"subscribe": topic, "endingOffsets": json.dumps({topic: {"0": 12}})},
+            "endingOffsets: .* has offsets 4 to 10, 12 is out of range",
+        ),
+        (
+            {"subscribe": topic, "endingOffsets": json.dumps({"other": {"0": 1}})},
+            f"endingOffsets does not name {topic}-0",
+        ),
+    ):
         with pytest.raises(AnalysisException, match=why):
             read(**options).count()
     nearest = {"startingOffsets": json.dumps({topic: {"0": 2}}), "failOnDataLoss": "false"}
@@ -222,10 +232,14 @@ def test_a_leader_that_dies_while_a_task_reads(spark, kept_cluster, tmp_path):
             yield batch
 
     df = (
-        spark.read.format("kept").option("kafka.bootstrap.servers", cluster.bootstrap)
-        .option("subscribe", topic).option("kafka.max.partition.fetch.bytes", 8000).load()
-        .select("offset").mapInArrow(pause, "offset bigint")
-    )  # fmt: skip
+        spark.read.format("kept")
+        .option("kafka.bootstrap.servers", cluster.bootstrap)
+        .option("subscribe", topic)
+        .option("kafka.max.partition.fetch.bytes", 8000)
+        .load()
+        .select("offset")
+        .mapInArrow(pause, "offset bigint")
+    )
     found = _while_running(df, lambda: _kill(cluster, leader, begun, go_on))
     assert found == list(range(5000))
 

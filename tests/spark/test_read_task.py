@@ -69,10 +69,15 @@ def test_no_key_is_missed_when_the_log_is_compacted_meanwhile(
     topic = kept_broker.create_topic(config=COMPACTED)
     keys = [b"k%02d" % n for n in range(50)]
     options = parse_read(
-        {"bootstrap": kept_broker.bootstrap, "subscribe": topic, "untilCaughtUp": "true",
-         "kafka.max.partition.fetch.bytes": "500", "kafka.isolation.level": isolation.name},
+        {
+            "bootstrap": kept_broker.bootstrap,
+            "subscribe": topic,
+            "untilCaughtUp": "true",
+            "kafka.max.partition.fetch.bytes": "500",
+            "kafka.isolation.level": isolation.name,
+        },
         streaming=False,
-    )  # fmt: skip
+    )
     with kept_broker.client() as client:
 
         def write(value: bytes) -> None:
@@ -107,10 +112,14 @@ def test_what_is_deleted_while_a_task_reads_is_lost_and_named(
     topic = kept_broker.create_topic()
     tp = TopicPartition(topic, 0)
     options = parse_read(
-        {"bootstrap": kept_broker.bootstrap, "subscribe": topic, "failOnDataLoss": fails,
-         "kafka.max.partition.fetch.bytes": "400"},
+        {
+            "bootstrap": kept_broker.bootstrap,
+            "subscribe": topic,
+            "failOnDataLoss": fails,
+            "kafka.max.partition.fetch.bytes": "400",
+        },
         streaming=False,
-    )  # fmt: skip
+    )
     found: list[int] = []
     with kept_broker.client() as client:
         for n in range(100):

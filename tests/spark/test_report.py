@@ -9,15 +9,27 @@ from kept.pipeline.jobs.analysis import Analysis
 from kept.pipeline.jobs.report import MOST_PARTITIONS, page
 
 KEYS = [
-    b"$\\frac{$", b"<script>alert(1)</script>", b'"><img src=x onerror=alert(2)>', b"\xff\0\n",
-    "日本語.😀".encode(), b"a" * 10_000, b"user.long.common.prefix.0001",
-    b"user.long.common.prefix.0002", b"", "\u202eevil".encode(),
-]  # fmt: skip
+    b"$\\frac{$",
+    b"<script>alert(1)</script>",
+    b'"><img src=x onerror=alert(2)>',
+    b"\xff\0\n",
+    "日本語.😀".encode(),
+    b"a" * 10_000,
+    b"user.long.common.prefix.0001",
+    b"user.long.common.prefix.0002",
+    b"",
+    "\u202eevil".encode(),
+]
 MIB = 1 << 20
 FIGURES = {
-    "records": 10, "bytes": 64 * MIB, "kept_records": 4, "kept_bytes": 16 * MIB, "tombstones": 2,
-    "winning_tombstones": 1, "keys": 3,
-}  # fmt: skip
+    "records": 10,
+    "bytes": 64 * MIB,
+    "kept_records": 4,
+    "kept_bytes": 16 * MIB,
+    "tombstones": 2,
+    "winning_tombstones": 1,
+    "keys": 3,
+}
 
 
 class _Elements(HTMLParser):
@@ -90,8 +102,10 @@ def test_figures_are_in_units_that_people_read() -> None:
     # The bars: what stays and what goes, of the whole; then of the largest partition.
     assert elements.widths[:6] == [33.33, 66.67, 100, 0, 0, 50]
     assert [row[0] for row in elements.rows["Age of records"][1:]] == [
-        "≤ 1 day", "older", "no timestamp",
-    ]  # fmt: skip
+        "≤ 1 day",
+        "older",
+        "no timestamp",
+    ]
     assert elements.rows["How many records keys have"][1][0] == "4 to 7"
 
 

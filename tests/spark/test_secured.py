@@ -97,9 +97,12 @@ def test_a_stream_reads_secured(spark, secured, given, topic, tmp_path):
         **given, subscribe=topic, startingOffsets="earliest"
     )
     query = (
-        stream.load().writeStream.format("parquet").trigger(availableNow=True)
-        .option("checkpointLocation", str(tmp_path / "state")).start(str(tmp_path / "rows"))
-    )  # fmt: skip
+        stream.load()
+        .writeStream.format("parquet")
+        .trigger(availableNow=True)
+        .option("checkpointLocation", str(tmp_path / "state"))
+        .start(str(tmp_path / "rows"))
+    )
     query.awaitTermination()
     assert spark.read.parquet(str(tmp_path / "rows")).count() == 10
     for path in (tmp_path / "state").rglob("*"):
@@ -175,9 +178,12 @@ def test_a_stream_goes_on_while_its_tokens_expire(spark, by_token, tmp_path):
         **by_token, subscribe=topic, startingOffsets="earliest"
     )
     query = (
-        stream.load().writeStream.format("parquet").trigger(processingTime="2 seconds")
-        .option("checkpointLocation", str(tmp_path / "state")).start(str(tmp_path / "rows"))
-    )  # fmt: skip
+        stream.load()
+        .writeStream.format("parquet")
+        .trigger(processingTime="2 seconds")
+        .option("checkpointLocation", str(tmp_path / "state"))
+        .start(str(tmp_path / "rows"))
+    )
     end, written = time.monotonic() + 3 * LIFE_S, 0
     while time.monotonic() < end:
         write()

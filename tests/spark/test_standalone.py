@@ -50,10 +50,14 @@ def master(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
     home = Path(pyspark.__file__).parent
     environ = {
-        **os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable,
-        "SPARK_DAEMON_MEMORY": "256m", "SPARK_WORKER_DIR": str(tmp_path / "work"),
-        "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": "",
-    }  # fmt: skip
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_WORKER_DIR": str(tmp_path / "work"),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": "",
+    }
     port, log = free_port(), tmp_path / "master.log"
     url, processes = f"spark://127.0.0.1:{port}", []
 
@@ -103,14 +107,31 @@ def test_two_workers_make_a_table(
     expected = {f"k{n}": "2" for n in range(20)}
     job = tmp_path / "job.py"
     job.write_text(JOB)
-    small = ["--conf", "spark.executor.memory=512m", "--conf", "spark.driver.memory=512m",
-             "--conf", "spark.ui.enabled=false"]  # fmt: skip
+    small = [
+        "--conf",
+        "spark.executor.memory=512m",
+        "--conf",
+        "spark.driver.memory=512m",
+        "--conf",
+        "spark.ui.enabled=false",
+    ]
     submit = [str(Path(environ["SPARK_HOME"]) / "bin" / "spark-submit"), "--master", url]
     done = subprocess.run(
-        [*submit, *small, "--py-files", str(zipped(tmp_path / "kept.zip")), str(job),
-         kept_broker.bootstrap, topic],
-        env=environ, capture_output=True, text=True, check=False, timeout=400,
-    )  # fmt: skip
+        [
+            *submit,
+            *small,
+            "--py-files",
+            str(zipped(tmp_path / "kept.zip")),
+            str(job),
+            kept_broker.bootstrap,
+            topic,
+        ],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(one for one in done.stdout.splitlines() if one.startswith("FOUND "))
     found = json.loads(line.removeprefix("FOUND "))

@@ -45,11 +45,15 @@ class Query:
 
     def start(self, **trigger: Any) -> Any:
         return (
-            self.spark.readStream.format("kept").options(**self.options).load()
-            .writeStream.format("parquet").trigger(**(trigger or {"availableNow": True}))
+            self.spark.readStream.format("kept")
+            .options(**self.options)
+            .load()
+            .writeStream.format("parquet")
+            .trigger(**(trigger or {"availableNow": True}))
             .option("path", str(self.directory / "out"))
-            .option("checkpointLocation", str(self.directory / "checkpoint")).start()
-        )  # fmt: skip
+            .option("checkpointLocation", str(self.directory / "checkpoint"))
+            .start()
+        )
 
     def run(self) -> None:
         """Until all that is there has been taken; ``rows`` says how much each trigger took."""
@@ -233,8 +237,10 @@ def test_kill_9_of_the_driver_and_exactly_once_into_parquet(query, client, kept_
     committed = tmp_path / "checkpoint" / "commits"
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, kept_broker.bootstrap, topic, str(tmp_path)],
-        start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
     def three_batches() -> bool:
         fill(client, topic, [next(written)])

@@ -28,9 +28,22 @@ from kept.testing.strategies import clean
 
 HISTORIES = 60
 VERSIONS = (
-    b"0", b"7", b"007", b"12", b"9" * 40, b"9" * 41, b"1\n", b"-1", b"", b"\x00\x00\x00\x05",
-    b"\xff\xff\xff\xff", b"\x80" + b"\x00" * 7, b"\x7f" + b"\xff" * 7, b"\x00" * 7 + b"\x05", None,
-)  # fmt: skip
+    b"0",
+    b"7",
+    b"007",
+    b"12",
+    b"9" * 40,
+    b"9" * 41,
+    b"1\n",
+    b"-1",
+    b"",
+    b"\x00\x00\x00\x05",
+    b"\xff\xff\xff\xff",
+    b"\x80" + b"\x00" * 7,
+    b"\x7f" + b"\xff" * 7,
+    b"\x00" * 7 + b"\x05",
+    None,
+)
 SCHEMA = (
     "topic string, partition int, offset bigint, key binary, value binary, ms bigint,"
     " headers array<struct<key:string,value:binary>>"
@@ -68,11 +81,15 @@ def histories(seed: int) -> dict[str, list[Record]]:
 @pytest.mark.parametrize(
     "strategy",
     [
-        Latest(), LatestN(2), HighestVersion(), HighestVersion("version"),
-        parse_prefixes("user.=latest-n:3,cfg.=highest-version:version"), FirstAndLast(),
+        Latest(),
+        LatestN(2),
+        HighestVersion(),
+        HighestVersion("version"),
+        parse_prefixes("user.=latest-n:3,cfg.=highest-version:version"),
+        FirstAndLast(),
     ],
     ids=["latest", "latest-n", "by-timestamp", "by-header", "by-prefix", "not-built-in"],
-)  # fmt: skip
+)
 def test_spark_keeps_what_the_cleaner_keeps(spark: Any, strategy: Strategy) -> None:
     logs = histories(7)
     rows = [
@@ -153,14 +170,15 @@ def test_a_strategy_that_breaks_its_contract_is_told_and_nothing_is_lost(spark: 
     frame = frame.drop("ms").coalesce(1)
     none = "keeps no record of key b'k0', whose newest is at t-0, offset 38: of every key one must"
     for strategy, why in (
-        (Says(From(40)), f"Says {none}"), (Says(Only(frozenset((50,)))), f"Says {none}"),
+        (Says(From(40)), f"Says {none}"),
+        (Says(Only(frozenset((50,)))), f"Says {none}"),
         (Says(None), "Says failed at t-0, offset 38: AttributeError"),
         (Says(Only(frozenset("a"))), f"Says {none}"),
         (Says(From("x")), "Says failed at t-0, offset 38: TypeError"),  # type: ignore[arg-type]
         (Says31(), "Says31 failed at t-0, offset 31: ZeroDivisionError: of no use"),
         (Keyless(), "Keyless failed at t-0, offset 0: TypeError: its key of that record is None"),
         (elsewhere(), "Elsewhere is not where Spark's executors run, .*: No module named 'only_on"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(Exception, match=f"the strategy {why}"):
             compacted(frame, strategy, {0: 100}).collect()
     with pytest.raises(InvalidConfig, match="Says cannot be sent to Spark's executors: TypeError"):

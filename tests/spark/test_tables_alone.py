@@ -8,9 +8,11 @@ from kept.pipeline.jobs.tables import _remove_older, _remove_unfinished, _why_wh
 from kept.pipeline.session import Bounds
 
 BEFORE: dict[str, Any] = {
-    "topic_id": "ab", "starts": {"0": 5, "1": 0}, "offsets": {"0": 20, "1": 9},
+    "topic_id": "ab",
+    "starts": {"0": 5, "1": 0},
+    "offsets": {"0": 20, "1": 9},
     "refreshed_ms": 1000,
-}  # fmt: skip
+}
 
 
 def why(policy: str, starts: dict[int, int], at_ms: int = 1500) -> str | None:

@@ -25,9 +25,12 @@ def client(kept_broker: Cluster) -> Iterator[Client]:
 
 def save(df: Any, cluster: Cluster, mode: str = "append", **options: Any) -> None:
     (
-        df.write.format("kept").mode(mode)
-        .option("kafka.bootstrap.servers", cluster.bootstrap).options(**options).save()
-    )  # fmt: skip
+        df.write.format("kept")
+        .mode(mode)
+        .option("kafka.bootstrap.servers", cluster.bootstrap)
+        .options(**options)
+        .save()
+    )
 
 
 def test_rows_become_records_where_java_would_put_them(spark, client, kept_broker):
@@ -60,17 +63,22 @@ def test_what_was_read_can_be_written(spark, client, kept_broker, codec):
     options = {"includeTimestamps": "true", "kafka.compression.type": codec}
     save(df.coalesce(1), kept_broker, topic=source, **options)
     again = (
-        spark.read.format("kept").option("bootstrap", kept_broker.bootstrap)
-        .option("subscribe", source).option("includeHeaders", "true").load()
-    )  # fmt: skip
+        spark.read.format("kept")
+        .option("bootstrap", kept_broker.bootstrap)
+        .option("subscribe", source)
+        .option("includeHeaders", "true")
+        .load()
+    )
     save(again, kept_broker, topic=target, **options)
     first, second = (
         [(r.partition, r.key, r.value, r.headers, r.timestamp) for r in client.read(topic)]
         for topic in (source, target)
     )
     assert [row[:4] for row in first] == [
-        (0, b"k", b"1", (("h", b"x"), ("h", None))), (1, None, b"2", ()), (1, b"k", None, ()),
-    ]  # fmt: skip
+        (0, b"k", b"1", (("h", b"x"), ("h", None))),
+        (1, None, b"2", ()),
+        (1, b"k", None, ()),
+    ]
     assert [row[4] for row in first[:2]] == [1_700_000_000_123, 1_700_000_000_124]
     assert second == first
 
@@ -101,13 +109,19 @@ def test_a_stream_into_a_topic(spark, client, kept_broker, tmp_path: Path):
     for n in (0, 100):
         fill(client, source, range(n, n + 100))
         query = (
-            spark.readStream.format("kept").option("bootstrap", kept_broker.bootstrap)
-            .option("subscribe", source).option("startingOffsets", "earliest").load()
-            .selectExpr("key", "concat('seen ', string(value)) value").writeStream.format("kept")
-            .option("bootstrap", kept_broker.bootstrap).option("topic", target)
+            spark.readStream.format("kept")
+            .option("bootstrap", kept_broker.bootstrap)
+            .option("subscribe", source)
+            .option("startingOffsets", "earliest")
+            .load()
+            .selectExpr("key", "concat('seen ', string(value)) value")
+            .writeStream.format("kept")
+            .option("bootstrap", kept_broker.bootstrap)
+            .option("topic", target)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True).start()
-        )  # fmt: skip
+            .trigger(availableNow=True)
+            .start()
+        )
         assert query.awaitTermination(180)
     found = sorted(int(r.value.removeprefix(b"seen v")) for r in client.read(target))
     assert found == list(range(200))
@@ -119,8 +133,11 @@ def test_refusals_name_what_is_wrong(spark, client, kept_broker):
     for rows, options, why in (
         (df.drop("topic"), {}, "give the option topic or a column topic"),
         (df.drop("value"), {"topic": topic}, "a write needs a column value"),
-        (spark.range(1).selectExpr("id value"), {"topic": topic},
-         "column value is bigint, it must be binary or string"),
+        (
+            spark.range(1).selectExpr("id value"),
+            {"topic": topic},
+            "column value is bigint, it must be binary or string",
+        ),
         (df, {"topic": topic + "x"}, f"has no topic {topic}x; did you mean {topic}?"),
         (df, {"topic": topic, "kafka.acks": "1"}, "acks=all"),
         (df, {"topics": topic}, "did you mean topic?"),
@@ -128,7 +145,7 @@ def test_refusals_name_what_is_wrong(spark, client, kept_broker):
         (df.selectExpr("value", "9 partition"), {"topic": topic}, "partition 9: the topic has 1"),
         (df.selectExpr("value", "string(null) topic"), {}, "a row whose topic is null"),
         (df.selectExpr("repeat(value, 5000) value"), {"topic": topic}, "MESSAGE_TOO_LARGE"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(Exception, match=why):
             save(rows, kept_broker, **options)
     with pytest.raises(Exception, match="a topic is only appended to; use mode append"):
@@ -144,14 +161,20 @@ def test_a_micro_batch_that_spark_repeats(spark, client, kept_broker, tmp_path, 
 
     def run() -> None:
         query = (
-            spark.readStream.format("kept").option("bootstrap", kept_broker.bootstrap)
-            .option("subscribe", source).option("startingOffsets", "earliest").load()
-            .writeStream.format("kept").option("bootstrap", kept_broker.bootstrap)
-            .option("topic", target).option("exactlyOnce", str(exactly_once).lower())
+            spark.readStream.format("kept")
+            .option("bootstrap", kept_broker.bootstrap)
+            .option("subscribe", source)
+            .option("startingOffsets", "earliest")
+            .load()
+            .writeStream.format("kept")
+            .option("bootstrap", kept_broker.bootstrap)
+            .option("topic", target)
+            .option("exactlyOnce", str(exactly_once).lower())
             .option("ledgerTopic", ledger)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True).start()
-        )  # fmt: skip
+            .trigger(availableNow=True)
+            .start()
+        )
         assert query.awaitTermination(180)
 
     run()

@@ -41,15 +41,13 @@ def test_slices_and_nulls() -> None:
         {
             "key": pa.array(["a", None, "", "dé"]),
             "value": pa.array([b"1", b"2", None, b""], pa.binary()),
-            "headers": pa.array(
-                [None, [], [("h", b"x"), ("i", None)], [("j", b"")]], headers
-            ),
+            "headers": pa.array([None, [], [("h", b"x"), ("i", None)], [("j", b"")]], headers),
             "timestamp": pa.array(
                 [when + datetime.timedelta(microseconds=1500 * n) for n in range(4)],
                 pa.timestamp("us", "UTC"),
             ),
         }
-    )  # fmt: skip
+    )
     wanted = [
         (ms, b"a", b"1", ()),
         (ms + 1, None, b"2", ()),
@@ -65,11 +63,14 @@ def test_slices_and_nulls() -> None:
 @pytest.mark.parametrize(
     ("partitions", "most", "given", "size"),
     [
-        (3, "1048588", 512 << 10, 512 << 10), (3, "2000", 512 << 10, 1939), (3, "10", 99, 1),
-        (1024, "1048588", 512 << 10, 64 << 10), (100_000, "1048588", 512 << 10, 16 << 10),
+        (3, "1048588", 512 << 10, 512 << 10),
+        (3, "2000", 512 << 10, 1939),
+        (3, "10", 99, 1),
+        (1024, "1048588", 512 << 10, 64 << 10),
+        (100_000, "1048588", 512 << 10, 16 << 10),
         (3, None, 1000, 1000),
     ],
-)  # fmt: skip
+)
 def test_a_batch_has_room_in_the_topic_and_in_the_worker(
     partitions: int, most: str | None, given: int, size: int
 ) -> None:

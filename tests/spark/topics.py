@@ -15,18 +15,14 @@ from kept.storage.types import TopicPartition
 from kept.testing import Cluster
 
 DELETE_RECORDS = 21
-COMPACTED = {
-    "cleanup.policy": "compact", "segment.bytes": "2000", "min.cleanable.dirty.ratio": "1",
-}  # fmt: skip
+COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "2000", "min.cleanable.dirty.ratio": "1"}
 """Compacted when it is asked for, not in between."""
 DEADLINE_S = 150
 
 
 def fill(client: Client, topic: str, keys: Iterable[int], partition: int | None = None) -> None:
     """One batch a partition: key ``k<n>``, value ``v<n>``."""
-    client.produce(
-        topic, [OutRecord(b"k%d" % n, b"v%d" % n, (), None, partition) for n in keys]
-    )  # fmt: skip
+    client.produce(topic, [OutRecord(b"k%d" % n, b"v%d" % n, (), None, partition) for n in keys])
 
 
 def compact(cluster: Cluster, topic: str) -> None:

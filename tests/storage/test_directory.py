@@ -135,8 +135,10 @@ def test_a_directory_in_use_is_refused(tmp_path) -> None:
     )
     out = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / ".lock")],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert out.strip() == "DirectoryInUse"
     directory.close()
     opened(Disk({}), str(tmp_path)).close()
@@ -645,8 +647,9 @@ def test_a_want_of_descriptors_keeps_no_log_from_being_deleted(disk, monkeypatch
         directory.mark_deleted(log, uuid.uuid4(), now_ms=0)
     assert "deleted logs stay in the checkpoints for now" in caplog.text
     assert [(entry.topic_partition, entry.is_delete) for entry in directory.scan()] == [
-        (TP, False), (log.topic_partition, True),
-    ]  # fmt: skip
+        (TP, False),
+        (log.topic_partition, True),
+    ]
     directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: 8, log.topic_partition: 10})
     assert directory.high_watermarks == {TP: 8}
 
@@ -765,9 +768,14 @@ def test_logs_of_several_directories_share_a_quota_of_producers(disk) -> None:
     logs = []
     for number in range(2):
         directory = LogDirectory.open(
-            f"/d{number}", disk, cluster_id="c", node_id=1, new_directory_id=DIRECTORY_ID,
-            now_ms=0, producer_quota=quota,
-        )  # fmt: skip
+            f"/d{number}",
+            disk,
+            cluster_id="c",
+            node_id=1,
+            new_directory_id=DIRECTORY_ID,
+            now_ms=0,
+            producer_quota=quota,
+        )
         logs.append(create_log(directory, TP, uuid.UUID(int=7), LogConfig(), now_ms=0))
     for pid in range(5):
         for log in logs:

@@ -81,9 +81,10 @@ def create(bootstrap: str) -> None:
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
     compact = {
-        "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01",
+        "cleanup.policy": "compact",
+        "min.cleanable.dirty.ratio": "0.01",
         "delete.retention.ms": "60000",
-    }  # fmt: skip
+    }
     topics = [NewTopic(f"codec-{c}", 1, 1, config=SEGMENTED) for c in CODECS]
     topics += [
         NewTopic("idempotent", 1, 1, config=SEGMENTED),
@@ -242,6 +243,8 @@ def test_snapshots_hold_the_producers(written, tmp_path) -> None:
     (pid, ours), (same_pid, theirs) = [*rebuilt.producers.items(), *log.producers.items()]
     assert pid == same_pid
     assert (ours.epoch, ours.last_sequence, ours.last_offset) == (
-        theirs.epoch, theirs.last_sequence, theirs.last_offset
-    )  # fmt: skip
+        theirs.epoch,
+        theirs.last_sequence,
+        theirs.last_offset,
+    )
     assert ours.coordinator_epoch == theirs.coordinator_epoch >= 0

@@ -83,12 +83,17 @@ def test_a_machine_without_a_boot_id_proves_nothing(disk) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"7", b"[]", b"\0" * 60, b'{"version":0,"brokerEpoch":7}',
+        b"",
+        b"7",
+        b"[]",
+        b"\0" * 60,
+        b'{"version":0,"brokerEpoch":7}',
         b'{"version":0,"brokerEpoch":"7","bootId":"boot-0"}',
         b'{"version":1,"brokerEpoch":7,"bootId":"boot-0"}',
-        b'{"version":0,"brokerEpoch":7,"bootId":"boot-1"}', b"\xff\xfe",
+        b'{"version":0,"brokerEpoch":7,"bootId":"boot-1"}',
+        b"\xff\xfe",
     ],
-)  # fmt: skip
+)
 def test_a_mark_that_cannot_be_relied_on_is_none(disk, content) -> None:
     disk.write_atomic(MARK, content)
     assert opened(disk.after_kill()).proven_epoch == -1

@@ -206,10 +206,19 @@ class ShardFixture:
     def join(self, group: str = "g", session_ms: int = 6_000) -> asyncio.Future[Any]:
         return self.shard.submit(
             lambda n: ev.Join(
-                n, group, "", "app", "/::1", session_ms, 60_000, "consumer",
-                (("range", b""),), str(n), requires_known_member_id=False,
+                n,
+                group,
+                "",
+                "app",
+                "/::1",
+                session_ms,
+                60_000,
+                "consumer",
+                (("range", b""),),
+                str(n),
+                requires_known_member_id=False,
             )
-        )  # fmt: skip
+        )
 
 
 TOPIC = uuid.UUID(int=1)
@@ -286,9 +295,14 @@ class FakeNode:
 
 def partition_record(number: int, leader: int, epoch: int) -> PartitionRecord:
     return PartitionRecord(
-        topic_id=TOPIC, partition=number, replicas=(0, 1), isr=(0, 1), leader=leader,
-        leader_epoch=epoch, partition_epoch=epoch,
-    )  # fmt: skip
+        topic_id=TOPIC,
+        partition=number,
+        replicas=(0, 1),
+        isr=(0, 1),
+        leader=leader,
+        leader_epoch=epoch,
+        partition_epoch=epoch,
+    )
 
 
 def group_in(number: int) -> str:

@@ -59,10 +59,13 @@ class Pair:
         """Records and digests are equal below the end of the manifest."""
         end = self.generation().end_offset
         theirs, mine = (
-            [(h, tuple(map(str, self.kit.records(data)))) for h, data in world.read()
-             if h.base_offset < end]
+            [
+                (h, tuple(map(str, self.kit.records(data))))
+                for h, data in world.read()
+                if h.base_offset < end
+            ]
             for world in (self.leader, self.follower)
-        )  # fmt: skip
+        )
         plain = [
             [(replace(h, crc=0, batch_length=0, **emptied(h)), r) for h, r in side]
             for side in (theirs, mine)

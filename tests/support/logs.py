@@ -14,21 +14,34 @@ NOW = 1_700_000_000_000
 TOPIC_ID = uuid.UUID("11111111-2222-3333-4444-555555555555")
 TP = TopicPartition("t", 0)
 RULES = CheckRules(
-    compacted=False, max_batch_bytes=1 << 20, max_inflated_bytes=1 << 24,
-    timestamp_type=TimestampType.CREATE_TIME, timestamp_before_max_ms=MAX_INT64,
-    timestamp_after_max_ms=MAX_INT64, compression_type="producer",
-)  # fmt: skip
+    compacted=False,
+    max_batch_bytes=1 << 20,
+    max_inflated_bytes=1 << 24,
+    timestamp_type=TimestampType.CREATE_TIME,
+    timestamp_before_max_ms=MAX_INT64,
+    timestamp_after_max_ms=MAX_INT64,
+    compression_type="producer",
+)
 
 
 def batch(
-    count: int = 1, *, timestamp: int = NOW, size: int = 20, codec: Codec = Codec.NONE,
-    pid: int = -1, epoch: int = -1, sequence: int = -1, mark: int = 0,
-) -> bytearray:  # fmt: skip
+    count: int = 1,
+    *,
+    timestamp: int = NOW,
+    size: int = 20,
+    codec: Codec = Codec.NONE,
+    pid: int = -1,
+    epoch: int = -1,
+    sequence: int = -1,
+    mark: int = 0,
+) -> bytearray:
     """A batch of ``count`` records; ``mark`` makes its bytes different from others'."""
     rows = [(timestamp + i, b"k%d" % i, b"%08d" % mark + b"v" * size, ()) for i in range(count)]
-    return bytearray(build_batch(
-        rows, codec=codec, producer_id=pid, producer_epoch=epoch, base_sequence=sequence
-    ))  # fmt: skip
+    return bytearray(
+        build_batch(
+            rows, codec=codec, producer_id=pid, producer_epoch=epoch, base_sequence=sequence
+        )
+    )
 
 
 def append(
@@ -66,9 +79,13 @@ def values(log: Log) -> list[tuple[int, int, bytes | None, bytes | None]]:
 
 
 def create_log(
-    directory: LogDirectory, tp: TopicPartition, topic_id: uuid.UUID, config: LogConfig, *,
+    directory: LogDirectory,
+    tp: TopicPartition,
+    topic_id: uuid.UUID,
+    config: LogConfig,
+    *,
     now_ms: int = NOW,
-) -> Log:  # fmt: skip
+) -> Log:
     """One empty log."""
     (log,) = directory.create_logs([Birth(tp, topic_id, config)], now_ms=now_ms)
     return log

@@ -59,9 +59,12 @@ class Cluster:
     def start(self, *node_ids: int, **more) -> None:
         for i in node_ids:
             self.members[i] = open_member(
-                self.disks[i], i, self.listed, observer=i not in self.voters,
+                self.disks[i],
+                i,
+                self.listed,
+                observer=i not in self.voters,
                 **{**self.more, **more},
-            )  # fmt: skip
+            )
 
     def deliver(self) -> None:
         while True:

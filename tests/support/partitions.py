@@ -27,17 +27,25 @@ RULES = CheckRules(
 
 
 def checked(
-    count: int = 1, *, timestamp: int = NOW, pid: int = -1, sequence: int = -1,
-    epoch: int | None = None, is_transactional: bool = False,
-):  # fmt: skip
+    count: int = 1,
+    *,
+    timestamp: int = NOW,
+    pid: int = -1,
+    sequence: int = -1,
+    epoch: int | None = None,
+    is_transactional: bool = False,
+):
     """A batch of ``count`` records with ascending timestamps, checked."""
     rows = [(timestamp + i, b"k", b"v" * 20, ()) for i in range(count)]
     if epoch is None:
         epoch = 0 if pid >= 0 else -1
     data = build_batch(
-        rows, producer_id=pid, producer_epoch=epoch, base_sequence=sequence,
+        rows,
+        producer_id=pid,
+        producer_epoch=epoch,
+        base_sequence=sequence,
         is_transactional=is_transactional,
-    )  # fmt: skip
+    )
     return check(memoryview(bytearray(data)), RULES, NOW)
 
 

@@ -57,9 +57,8 @@ class SecuredKafka:
         settings: dict[str, object] = {
             "listeners": f"{where},CONTROLLER://127.0.0.1:{port + 1}",
             "advertised.listeners": where,
-            "listener.security.protocol.map": ",".join(
-                f"{name}:{name}" for name in PROTOCOLS
-            ) + ",CONTROLLER:PLAINTEXT",
+            "listener.security.protocol.map": ",".join(f"{name}:{name}" for name in PROTOCOLS)
+            + ",CONTROLLER:PLAINTEXT",
             "sasl.enabled.mechanisms": ",".join(MECHANISMS),
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": self.certificates.path("localhost"),
@@ -67,7 +66,7 @@ class SecuredKafka:
             "ssl.truststore.location": self.certificates.ca_path,
             "ssl.principal.mapping.rules": MAPPING_RULES,
             "listener.name.ssl.ssl.client.auth": "required",
-        }  # fmt: skip
+        }
         for name in ("sasl_plaintext", "sasl_ssl"):
             for mechanism in MECHANISMS:
                 module, given = (

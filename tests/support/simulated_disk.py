@@ -222,9 +222,14 @@ class SimulatedDisk(Disk):
         self._crash_at = call
 
     def fail(
-        self, operation: str, path: str = "", code: int = errno.EIO, *, skip: int = 0,
+        self,
+        operation: str,
+        path: str = "",
+        code: int = errno.EIO,
+        *,
+        skip: int = 0,
         partial: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Make a later call fail once. ``partial``: a write puts half of its bytes first."""
         self.injections.append(Injection(operation, path, code, skip, partial))
 

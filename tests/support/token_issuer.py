@@ -70,8 +70,12 @@ class Issuer:
         key, own = self.keys[key_id]
         now = time.time()
         said = {
-            "sub": user, "iss": ISSUER, "aud": AUDIENCE, "iat": int(now), "exp": now + life_s,
-        } | claims  # fmt: skip
+            "sub": user,
+            "iss": ISSUER,
+            "aud": AUDIENCE,
+            "iat": int(now),
+            "exp": now + life_s,
+        } | claims
         given = {"kid": key_id} | (headers or {})
         claimed = {name: value for name, value in said.items() if value is not None}
         return jwt.PyJWS().encode(  # which does not look at them, as jwt.encode does

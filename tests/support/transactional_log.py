@@ -20,17 +20,26 @@ class Feed:
         sequence = self.sequences.get(pid, 0)
         self.sequences[pid] = sequence + count
         made = build_batch(
-            rows, base_offset=self.offset, producer_id=pid, producer_epoch=0,
-            base_sequence=sequence, is_transactional=True, leader_epoch=0,
-        )  # fmt: skip
+            rows,
+            base_offset=self.offset,
+            producer_id=pid,
+            producer_epoch=0,
+            base_sequence=sequence,
+            is_transactional=True,
+            leader_epoch=0,
+        )
         self.offset += count
         return made
 
     def marker(self, pid: int, kind: int) -> bytes:
         made = build_control_batch(
-            EndTxnMarker(kind == COMMIT, 4), pid, 0, self.kit.NOW, base_offset=self.offset,
+            EndTxnMarker(kind == COMMIT, 4),
+            pid,
+            0,
+            self.kit.NOW,
+            base_offset=self.offset,
             leader_epoch=0,
-        )  # fmt: skip
+        )
         self.offset += 1
         return made
 

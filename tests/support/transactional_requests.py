@@ -20,14 +20,21 @@ def begin(connection: Connection, name: str, topic: str, partition: int) -> int:
     """A transactional id with a partition in its transaction; its producer id, in epoch 0."""
     assert connection.ask(FIND, 2, key=name, key_type=1).error_code is ErrorCode.none
     begun = connection.ask(
-        INIT, 4, transactional_id=name, transaction_timeout=60_000, producer_id=-1,
+        INIT,
+        4,
+        transactional_id=name,
+        transaction_timeout=60_000,
+        producer_id=-1,
         producer_epoch=-1,
-    )  # fmt: skip
+    )
     added = connection.ask(
-        ADD, 3, v3_and_below_transactional_id=name,
-        v3_and_below_producer_id=begun.producer_id, v3_and_below_producer_epoch=0,
+        ADD,
+        3,
+        v3_and_below_transactional_id=name,
+        v3_and_below_producer_id=begun.producer_id,
+        v3_and_below_producer_epoch=0,
         v3_and_below_topics=[{"name": topic, "partitions": [partition]}],
-    )  # fmt: skip
+    )
     (one,) = added.results_by_topic_v3_and_below
     assert one.results_by_partition[0].partition_error_code is ErrorCode.none
     return int(begun.producer_id)

@@ -29,8 +29,9 @@ def test_clients_on_the_host_and_on_its_network_use_it():
         producer = Producer({"bootstrap.servers": node.bootstrap})
         producer.produce("users", b"hello", b"alice")
         assert producer.flush(20) == 0
-        consumer = Consumer({"bootstrap.servers": node.bootstrap, "group.id": "g",
-                             "auto.offset.reset": "earliest"})  # fmt: skip
+        consumer = Consumer(
+            {"bootstrap.servers": node.bootstrap, "group.id": "g", "auto.offset.reset": "earliest"}
+        )
         consumer.subscribe(["users"])
         (message,) = consumer.consume(1, 20)
         assert (message.key(), message.value()) == (b"alice", b"hello")
@@ -38,9 +39,19 @@ def test_clients_on_the_host_and_on_its_network_use_it():
         with Client(node.bootstrap) as client:
             assert len(client.metadata().topics["users"].partitions) == 3
         there = docker(
-            "run", "--rm", "--network", network.name, image(), "consume", "users",
-            "--from-beginning", "--max", "1", "--bootstrap", node.inside,
-        )  # fmt: skip
+            "run",
+            "--rm",
+            "--network",
+            network.name,
+            image(),
+            "consume",
+            "users",
+            "--from-beginning",
+            "--max",
+            "1",
+            "--bootstrap",
+            node.inside,
+        )
         assert "hello" in there
         name = node.get_wrapped_container().name
     assert name not in docker("ps", "-a", "--format", "{{.Names}}").split()

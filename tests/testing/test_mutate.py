@@ -98,12 +98,24 @@ def test_a_broken_module_is_noticed_and_a_test_that_notices_nothing_is_not():
         ("::test_an_address_that_is_not_here_is_told", "4 of 4"),
     ):
         command = [
-            sys.executable, "-P", "-m", "tests.tools.mutate", "node/runtime/connection_quota.py",
-            "--count", "4", "--tests", f"tests/node/kafka/test_listener.py{test}",
-        ]  # fmt: skip
+            sys.executable,
+            "-P",
+            "-m",
+            "tests.tools.mutate",
+            "node/runtime/connection_quota.py",
+            "--count",
+            "4",
+            "--tests",
+            f"tests/node/kafka/test_listener.py{test}",
+        ]
         run = subprocess.run(
-            command, cwd=mutate.ROOT, env={**os.environ, "PYTHONPATH": str(mutate.ROOT)},
-            capture_output=True, text=True, timeout=250, check=False,
-        )  # fmt: skip
+            command,
+            cwd=mutate.ROOT,
+            env={**os.environ, "PYTHONPATH": str(mutate.ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
         assert f"node/runtime/connection_quota.py: {survive} survive" in run.stdout, run.stderr
         assert run.returncode == (survive != "0 of 4")

@@ -26,15 +26,27 @@ from tests.support.token_issuer import Issuer
 pytestmark = pytest.mark.slow
 
 PLANTED = [
-    "planted-plain-password", "planted-key-password", "planted-scram-password",
-    "planted-wrong-password", "planted-token", "planted-bearer-token", "planted-cookie",
-]  # fmt: skip
+    "planted-plain-password",
+    "planted-key-password",
+    "planted-scram-password",
+    "planted-wrong-password",
+    "planted-token",
+    "planted-bearer-token",
+    "planted-cookie",
+]
 """And what is in the private keys, once they are made."""
 PLAIN, KEY, SCRAM, WRONG, TOKEN, BEARER, COOKIE = PLANTED
 PAGES = (
-    "metrics", "healthz", "readyz", "", "api/v1/cluster", "api/v1/quorum", "api/v1/cleaner",
-    "api/v1/topics", "api/v1/groups",
-)  # fmt: skip
+    "metrics",
+    "healthz",
+    "readyz",
+    "",
+    "api/v1/cluster",
+    "api/v1/quorum",
+    "api/v1/cleaner",
+    "api/v1/topics",
+    "api/v1/groups",
+)
 
 
 ISSUER = Issuer()
@@ -98,9 +110,11 @@ def test_a_node_shows_none_of_them(planted):
         assert_nothing_leaked(str(entries), "DescribeConfigs")
         hidden = {entry.name for entry in entries if entry.sensitive and entry.value is None}
         assert {
-            "ssl.key.password", "ssl.keystore.key", "plain.sasl.jaas.config",
+            "ssl.key.password",
+            "ssl.keystore.key",
+            "plain.sasl.jaas.config",
             "kept.bootstrap.scram",
-        } <= hidden  # fmt: skip
+        } <= hidden
         with pytest.raises(KeptError) as caught:
             client.alter_broker("0", {"ssl.key.password": WRONG})
         assert_nothing_leaked("".join(traceback.format_exception(caught.value)), "a refusal")
@@ -179,9 +193,16 @@ def test_a_wrong_password_is_shown_by_neither_side(planted, mechanism, tmp_path)
         shown = [repr(security), repr(client.core.__dict__), repr(caught.value)]
     assert_nothing_leaked("".join([*shown, *traceback.format_exception(caught.value)]), "an error")
     command = [
-        sys.executable, "-m", "kept", "topic", "list", "--bootstrap", planted.bootstrap,
-        "--command-config", str(file),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "kept",
+        "topic",
+        "list",
+        "--bootstrap",
+        planted.bootstrap,
+        "--command-config",
+        str(file),
+    ]
     for environ in ({}, {"KEPT_TRACEBACK": "1"}):
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env={**os.environ, **environ}
@@ -202,8 +223,9 @@ def test_an_access_token_is_shown_by_neither_side(planted, wrong, tmp_path):
     file = tmp_path / "token"
     file.write_text(token)
     properties |= {
-        "sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": file.as_uri()
-    }  # fmt: skip
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": file.as_uri(),
+    }
     security = Security(properties)
     shown = [repr(security), repr(security.__reduce__()[0])]
     with Client(planted.bootstrap, security=security) as client:

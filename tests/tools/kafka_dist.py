@@ -83,29 +83,44 @@ def _copy_dependencies(target: Path, *artifacts: str) -> None:
     (target / "pom.xml").write_text(POM.format(dependencies))
     subprocess.run(
         ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=libs"],
-        cwd=target, check=True, stdout=sys.stderr,
-    )  # fmt: skip
+        cwd=target,
+        check=True,
+        stdout=sys.stderr,
+    )
 
 
 def command(
-    class_name: str, *args: str, level: str = "WARN", heap: str = HEAP,
+    class_name: str,
+    *args: str,
+    level: str = "WARN",
+    heap: str = HEAP,
     flags: Sequence[str] = QUICK_START,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """The java command line for a main class."""
     target = install()
     return [
-        "java", heap, *flags,
-        f"-Dlog4j2.configurationFile={target}/log4j2.yaml", f"-Dkafka.log.level={level}",
-        "-cp", f"{target}/libs/*", class_name, *args,
-    ]  # fmt: skip
+        "java",
+        heap,
+        *flags,
+        f"-Dlog4j2.configurationFile={target}/log4j2.yaml",
+        f"-Dkafka.log.level={level}",
+        "-cp",
+        f"{target}/libs/*",
+        class_name,
+        *args,
+    ]
 
 
 def run(class_name: str, *args: str, check: bool = True, timeout: float = 240) -> str:
     """Run a main class; its standard output and error together."""
     done = subprocess.run(
-        command(class_name, *args), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=timeout, check=False,
-    )  # fmt: skip
+        command(class_name, *args),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
     if check and done.returncode:
         raise RuntimeError(f"{class_name} {' '.join(args)} failed:\n{done.stdout}")
     return done.stdout
@@ -117,9 +132,13 @@ def run_each(class_name: str, runs: Sequence[Sequence[str]], timeout: float = 24
     """
     done = subprocess.run(
         command(str(ONE_JVM / "RunEach.java"), class_name),
-        input="".join("\t".join(run) + "\n" for run in runs), stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
+        input="".join("\t".join(run) + "\n" for run in runs),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
     said = done.stdout.split("\f\n")
     if done.returncode or len(said) != len(runs) + 1:
         raise RuntimeError(f"{class_name} failed:\n{done.stdout}")
@@ -130,8 +149,12 @@ def tool(class_name: str, *args: str, stdin: str | None = None) -> str:
     """Run a tool; its output and errors together. Fails when the tool does."""
     done = subprocess.run(
         command(class_name, *args),
-        input=stdin, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -157,10 +180,14 @@ class Broker:
     """
 
     def __init__(
-        self, directory: Path, port: int, cluster_id: str | None = None,
-        features: Mapping[str, int] | None = None, scram: Sequence[str] = (),
+        self,
+        directory: Path,
+        port: int,
+        cluster_id: str | None = None,
+        features: Mapping[str, int] | None = None,
+        scram: Sequence[str] = (),
         **properties: object,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.directory = directory
         self.data = directory / "data"
         self.bootstrap = f"127.0.0.1:{port}"
@@ -189,20 +216,27 @@ class Broker:
         directory.mkdir(parents=True, exist_ok=True)
         self._config.write_text("".join(f"{n}={v}\n" for n, v in settings.items()))
         run(
-            "kafka.tools.StorageTool", "format", "-t", cluster_id or new_id(), "-c",
+            "kafka.tools.StorageTool",
+            "format",
+            "-t",
+            cluster_id or new_id(),
+            "-c",
             str(self._config),
             "--ignore-formatted",
             *(f"--feature={name}={level}" for name, level in (features or {}).items()),
             *(f"--add-scram={credential}" for credential in scram),
-        )  # fmt: skip
+        )
 
     def start(self) -> None:
         """Start it and wait until it serves."""
         with self._log.open("ab") as out:
             self._process = subprocess.Popen(
                 command("kafka.Kafka", str(self._config), level="INFO"),
-                stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         deadline = time.monotonic() + START_SECONDS
         try:
             while "Kafka Server started" not in (said := self._log.read_text()):
@@ -242,9 +276,12 @@ class Cluster:
     """Nodes of Apache Kafka, reached and treated as those of :class:`kept.testing.Cluster`."""
 
     def __init__(
-        self, directory: Path, ports: Sequence[int], features: Mapping[str, int] | None = None,
+        self,
+        directory: Path,
+        ports: Sequence[int],
+        features: Mapping[str, int] | None = None,
         **properties: object,
-    ) -> None:  # fmt: skip
+    ) -> None:
         copies = min(len(ports), 3)
         shared: dict[str, object] = {
             "controller_quorum_voters": ",".join(
@@ -259,10 +296,15 @@ class Cluster:
         }
         cluster_id = new_id()
         self._brokers = [
-            Broker(directory / f"node-{number}", port, cluster_id, features,
-                   **{"node_id": number, **shared})
+            Broker(
+                directory / f"node-{number}",
+                port,
+                cluster_id,
+                features,
+                **{"node_id": number, **shared},
+            )
             for number, port in enumerate(ports)
-        ]  # fmt: skip
+        ]
 
     def __len__(self) -> int:
         return len(self._brokers)

@@ -385,10 +385,12 @@ def run_tests(tests: list[str], observed: Observed, told: TextIO) -> NoReturn:
         import pytest
 
         ignored = "-Wignore::pytest.PytestAssertRewriteWarning"  # of what was imported before
-        code = int(pytest.main(
-            ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", ignored, *tests],
-            plugins=[observed],
-        ))  # fmt: skip
+        code = int(
+            pytest.main(
+                ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", ignored, *tests],
+                plugins=[observed],
+            )
+        )
         told.write(observed.result())
         told.flush()
     finally:

@@ -65,9 +65,11 @@ def test_a_fenced_node_is_given_nothing():
 
 
 @given(
-    st.integers(2, 6), st.integers(1, 3), st.lists(st.integers(1, 4), min_size=1, max_size=12),
+    st.integers(2, 6),
+    st.integers(1, 3),
+    st.lists(st.integers(1, 4), min_size=1, max_size=12),
     st.data(),
-)  # fmt: skip
+)
 def test_drained_nodes_are_empty_and_nobody_else_moves(nodes, leaving, factors, data):
     gone = range(min(leaving, nodes - 1))
     replicas = [

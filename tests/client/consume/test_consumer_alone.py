@@ -143,9 +143,12 @@ def test_a_silent_leader_is_left_out_until_its_time_comes_or_another_leads(monke
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     silent = batch(B, error=NoResponse("silent"))
     client = Led(
-        [batch(A, 0), silent], [batch(A, 1)], [batch(A, 2), silent],
-        [batch(A, 3), batch(B, 0)], [batch(A, 4), batch(B, 1)],
-    )  # fmt: skip
+        [batch(A, 0), silent],
+        [batch(A, 1)],
+        [batch(A, 2), silent],
+        [batch(A, 3), batch(B, 0)],
+        [batch(A, 4), batch(B, 1)],
+    )
     consumer = Consumer(client, {A: 0, B: 0})
     assert offsets(consumer.poll()) == [(0, 0)]
     assert offsets(consumer.poll()) == [(0, 1)]

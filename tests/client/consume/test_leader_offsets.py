@@ -89,8 +89,9 @@ def test_each_leader_is_asked_once_about_all_its_partitions_of_all_topics():
     calls = next(operation)
     assert [call.route for call in calls] == [ToLeader("t", 0), ToLeader("t", 1)]
     assert [list(asked(call)) for call in calls] == [
-        partitions("t", 0, 2), partitions("t", 1) + partitions("u", 0)
-    ]  # fmt: skip
+        partitions("t", 0, 2),
+        partitions("t", 1) + partitions("u", 0),
+    ]
     assert {tp: p.timestamp for call in calls for tp, p in asked(call).items()} == wanted
     assert {call.values["isolation_level"] for call in calls} == {1}
     assert {call.timeout_ms for call in calls} == {700}

@@ -39,9 +39,7 @@ def offsets(one: RangeReader) -> list[int]:
     for records, hidden in one.chunks():
         at = 0
         while at < len(records) and one.position < one.end:
-            block = read_block(
-                records, at, one.position, one.end, Field.OFFSET, hidden=hidden
-            )  # fmt: skip
+            block = read_block(records, at, one.position, one.end, Field.OFFSET, hidden=hidden)
             if block.position == at:
                 break
             at, one.position = block.position, block.next_offset
@@ -141,9 +139,14 @@ def test_a_client_that_remembers_the_former_topic_reads_the_one_that_was_planned
 def test_aborted_transactions_end_at_their_marker():
     def batch(pid: int, offset: int, *, control: bool = False, transactional: bool = True) -> bytes:
         return build_batch(
-            [(1, b"k", b"v", ())], base_offset=offset, producer_id=pid, producer_epoch=0,
-            base_sequence=0, is_transactional=transactional, is_control=control,
-        )  # fmt: skip
+            [(1, b"k", b"v", ())],
+            base_offset=offset,
+            producer_id=pid,
+            producer_epoch=0,
+            base_sequence=0,
+            is_transactional=transactional,
+            is_control=control,
+        )
 
     parts = [
         batch(1, 0),  # aborted

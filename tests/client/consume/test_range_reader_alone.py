@@ -109,9 +109,7 @@ class CutBack(OpenTransaction):
 
 
 def follow(client: CutBack, start: int = 0, *, fails: bool = True) -> tuple[list[int], list[str]]:
-    one = RangeReader(
-        client, TP, start, 10, FetchLimits(), timeout_ms=200, fail_on_data_loss=fails
-    )  # fmt: skip
+    one = RangeReader(client, TP, start, 10, FetchLimits(), timeout_ms=200, fail_on_data_loss=fails)
     found = []
     for chunk in one.chunks():
         for _, header in headers(chunk.records):

@@ -322,8 +322,13 @@ def test_silence_ends_at_the_deadline_and_a_late_answer_is_ignored():
 
 def test_silence_after_a_refusal_tells_the_refusal_too():
     world = World()
-    answers = [{"topics": [{"name": "t", "partitions": [
-        {"partition_index": 0, "error_code": 7, "offset": -1}]}]}]  # fmt: skip
+    answers = [
+        {
+            "topics": [
+                {"name": "t", "partitions": [{"partition_index": 0, "error_code": 7, "offset": -1}]}
+            ]
+        }
+    ]
     world.answers[ApiKey.LIST_OFFSETS] = lambda *_: answers.pop() if answers else None
     call = offsets(world, timeout_ms=2000, check=code_of_first_partition)
     world.run(until_ms=20_000)

@@ -108,8 +108,11 @@ def test_a_refused_handshake_says_what_would_be_right(refusal, mechanism, said):
 def test_a_server_that_says_yes_without_knowing_the_password_is_not_believed():
     world = Secured(security())
     world.answers[ApiKey.SASL_AUTHENTICATE] = lambda *_: {
-        "error_code": 0, "error_message": None, "auth_bytes": b"", "session_lifetime": 0
-    }  # fmt: skip
+        "error_code": 0,
+        "error_message": None,
+        "auth_bytes": b"",
+        "session_lifetime": 0,
+    }
     with pytest.raises(AuthenticationFailed, match="first SCRAM message is malformed"):
         world.result(offsets(world))
 
@@ -195,8 +198,11 @@ def test_a_login_by_an_access_token(believed, tmp_path):
         code = 58 if messages[-1] == b"\x01" else 0
         token = b"" if believed or code else REFUSED
         return {
-            "error_code": code, "error_message": None, "auth_bytes": token, "session_lifetime": 0,
-        }  # fmt: skip
+            "error_code": code,
+            "error_message": None,
+            "auth_bytes": token,
+            "session_lifetime": 0,
+        }
 
     world.answers[ApiKey.SASL_AUTHENTICATE] = authenticate
     call = offsets(world)

@@ -57,8 +57,13 @@ def test_partitions_stand_where_their_leaders_say_and_the_silent_ones_are_done_w
     asked = leaders.standings(known, topic, PATIENCE_MS)
     calls: list[Call] = next(asked)
     assert [call.route for call in calls] == [
-        ToLeader("t", 0), ToLeader("t", 1), ToLeader("t", 0), ToLeader("t", 1), ToNode(1), ToNode(2)
-    ]  # fmt: skip
+        ToLeader("t", 0),
+        ToLeader("t", 1),
+        ToLeader("t", 0),
+        ToLeader("t", 1),
+        ToNode(1),
+        ToNode(2),
+    ]
     assert all(call.optional and call.timeout_ms == PATIENCE_MS for call in calls)
     nothing = NoResponse("node 2 stands still")
     answers = [offset(0, 5), nothing, offset(0, 9), nothing, directory("t", {0: 77}), nothing]

@@ -176,14 +176,21 @@ def test_a_schema_with_elements_of_no_bytes_is_refused() -> None:
 @pytest.mark.parametrize(
     ("hint", "kind", "flexible", "least"),
     [
-        (int, "int32", True, 4), (uuid.UUID, "uuid", False, 16),
-        (str, "string", True, 1), (str, "string", False, 2),
-        (bytes, "records", True, 1), (bytes, "bytes", False, 4),
-        ("inner", None, True, 9), ("inner", None, False, 8), ("nullable", None, True, 1),
-        (tuple[int, ...], "int8", True, 1), (tuple[int, ...], "int8", False, 4),
-        (tuple[str, ...], "string", True, 1), (tuple[str, ...], "string", False, 4),
+        (int, "int32", True, 4),
+        (uuid.UUID, "uuid", False, 16),
+        (str, "string", True, 1),
+        (str, "string", False, 2),
+        (bytes, "records", True, 1),
+        (bytes, "bytes", False, 4),
+        ("inner", None, True, 9),
+        ("inner", None, False, 8),
+        ("nullable", None, True, 1),
+        (tuple[int, ...], "int8", True, 1),
+        (tuple[int, ...], "int8", False, 4),
+        (tuple[str, ...], "string", True, 1),
+        (tuple[str, ...], "string", False, 4),
     ],
-)  # fmt: skip
+)
 def test_the_least_that_a_field_takes(hint: Any, kind: str, flexible: bool, least: int) -> None:
     """What bounds the count of an array: neither more than its elements take, nor less."""
     namespace = {"__flexible__": flexible}

@@ -47,9 +47,15 @@ def der(*parts: list[tuple[str, int, bytes]]) -> bytes:
     [
         (
             der(
-                [(C, PRINTABLE, b"DE")], [(ST, UTF8, b"Berlin")], [(L, UTF8, b"B")],
-                [(O, UTF8, b"Acme")], [(OU, UTF8, b"dev")], [(STREET, UTF8, b"s1")],
-                [(DC, IA5, b"example")], [(UID, UTF8, b"u1")], [(CN, UTF8, b"ada")],
+                [(C, PRINTABLE, b"DE")],
+                [(ST, UTF8, b"Berlin")],
+                [(L, UTF8, b"B")],
+                [(O, UTF8, b"Acme")],
+                [(OU, UTF8, b"dev")],
+                [(STREET, UTF8, b"s1")],
+                [(DC, IA5, b"example")],
+                [(UID, UTF8, b"u1")],
+                [(CN, UTF8, b"ada")],
             ),
             "CN=ada,UID=u1,DC=example,STREET=s1,OU=dev,O=Acme,L=B,ST=Berlin,C=DE",
         ),
@@ -57,10 +63,7 @@ def der(*parts: list[tuple[str, int, bytes]]) -> bytes:
             der([(EMAIL, IA5, b"a@b.c")], [(SERIAL, PRINTABLE, b"123")], [(TITLE, UTF8, b"Dr")]),
             "2.5.4.12=#0c024472,2.5.4.5=#1303313233,1.2.840.113549.1.9.1=#16056140622e63",
         ),
-        (
-            der([(CN, UTF8, b'a,b=c+d<e>f#g;h"i\\j')]),
-            'CN=a\\,b\\=c\\+d\\<e\\>f\\#g\\;h\\"i\\\\j',
-        ),
+        (der([(CN, UTF8, b'a,b=c+d<e>f#g;h"i\\j')]), 'CN=a\\,b\\=c\\+d\\<e\\>f\\#g\\;h\\"i\\\\j'),
         (der([(CN, UTF8, b"  a b  ")], [(O, UTF8, b"#x")]), "O=\\#x,CN=\\ \\ a b\\ \\ "),
         (der([(CN, UTF8, b"   ")]), "CN=\\ \\ \\ "),
         (der([(CN, UTF8, b"\rab\r")]), "CN=\\\rab\\\r"),
@@ -77,7 +80,7 @@ def der(*parts: list[tuple[str, int, bytes]]) -> bytes:
         (der([(CN, UTF8, b"")]), "CN="),
         (der(), ""),
     ],
-)  # fmt: skip
+)
 def test_a_name_is_written_as_java_writes_it(name: bytes, text: str) -> None:
     assert distinguished_name(name) == text
 
@@ -150,12 +153,29 @@ def test_whom_no_rule_names(rules: str, name: str) -> None:
 @pytest.mark.parametrize(
     "rules",
     [
-        "", "default", "DEFAUL", "DEFAULT/L", "DEFAULT/", "RULE", "RULE:", "RULE:/", "RULE:a/",
-        "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/LU", "RULE:a/b/, c", "RULE:[/x/", r"RULE:\Qa\E/x/",
-        r"RULE:[a&&b]/x/", r"RULE:[a[bc]]/x/", r"RULE:(?<n>a)/x/", r"RULE:a{,3}/x/",
-        r"RULE:a\Z/x/", r"RULE:\p{L}/x/", r"RULE:(?x)a b/x/", r"RULE:[a--b]/x/",
+        "",
+        "default",
+        "DEFAUL",
+        "DEFAULT/L",
+        "DEFAULT/",
+        "RULE",
+        "RULE:",
+        "RULE:/",
+        "RULE:a/",
+        "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/LU",
+        "RULE:a/b/, c",
+        "RULE:[/x/",
+        r"RULE:\Qa\E/x/",
+        r"RULE:[a&&b]/x/",
+        r"RULE:[a[bc]]/x/",
+        r"RULE:(?<n>a)/x/",
+        r"RULE:a{,3}/x/",
+        r"RULE:a\Z/x/",
+        r"RULE:\p{L}/x/",
+        r"RULE:(?x)a b/x/",
+        r"RULE:[a--b]/x/",
     ],
-)  # fmt: skip
+)
 def test_rules_that_are_none_or_mean_something_else_in_java_are_refused(rules: str) -> None:
     with pytest.raises(ConfigurationError, match=r"ssl\.principal\.mapping\.rules"):
         PrincipalMapper(rules)

@@ -20,13 +20,13 @@ CASES = [
     ("a=b\\\n# not a comment", {"a": "b# not a comment"}),
     ("\\\na=b", {"a": "b"}),
     ("a\\=b\\:c\\ d=e", {"a=b:c d": "e"}),
-    ("k=\\t\\n\\r\\f\\q\\\"\\\\", {"k": "\t\n\r\fq\"\\"}),
+    ('k=\\t\\n\\r\\f\\q\\"\\\\', {"k": '\t\n\r\fq"\\'}),
     ("k=\\u0041\\u00e9\\ud83d\\ude00", {"k": "Aé😀"}),
     ("only", {"only": ""}),
     ("=v", {"": "v"}),
     ("a=1\na=2", {"a": "2"}),
-    ("j=X required u=\"a\" \\\n  password=\"b=c\";", {"j": 'X required u="a" password="b=c";'}),
-]  # fmt: skip
+    ('j=X required u="a" \\\n  password="b=c";', {"j": 'X required u="a" password="b=c";'}),
+]
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES)

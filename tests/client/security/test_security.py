@@ -66,7 +66,7 @@ UNSIGNED = f'{OAUTH_MODULE} required unsecuredLoginStringClaim_sub="ada";'
         (SSL | {"ssl.truststore.location": "/nowhere/ca.pem"}, "ssl.truststore.location=/nowhere"),
         (SSL | {"ssl.truststore.type": "JKS", "ssl.truststore.location": "t.jks"}, "keytool -list"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_used_is_named_with_what_would_be_right(properties, said):
     with pytest.raises(ConfigurationError, match=said) as caught:
         Security(properties)
@@ -142,9 +142,10 @@ def test_what_says_where_tokens_come_from():
     assert Security(in_jaas).has_secrets
     librdkafkas = {name: OAUTH[name] for name in (*list(OAUTH)[:2], TOKEN_URL)}
     librdkafkas |= {
-        "sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "svc",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": "svc",
         "sasl.oauthbearer.client.secret": SECRET,
-    }  # fmt: skip
+    }
     assert Security(librdkafkas).has_secrets
 
 

@@ -381,13 +381,33 @@ def test_logs_that_an_election_waits_for_are_reported() -> None:
 
 events = st.lists(
     st.tuples(
-        st.sampled_from(["tick", "tick", "sleep", "answer", "old", "fail", "stale", "unknown",
-                         "image", "fence", "unfence", "unregister", "register", "other", "dead",
-                         "controller", "logs", "start", "stop"]),
+        st.sampled_from(
+            [
+                "tick",
+                "tick",
+                "sleep",
+                "answer",
+                "old",
+                "fail",
+                "stale",
+                "unknown",
+                "image",
+                "fence",
+                "unfence",
+                "unregister",
+                "register",
+                "other",
+                "dead",
+                "controller",
+                "logs",
+                "start",
+                "stop",
+            ]
+        ),
         st.integers(0, 3000),
     ),
     max_size=60,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=400, deadline=None)

@@ -345,9 +345,14 @@ def test_a_shutdown_waits_until_others_lead_and_know_it() -> None:
 def alone_in_isr(c: Controller) -> int:
     state = c.state
     request = partition_election.AlterIsr(
-        TOPIC, 0, state.leader, c.epoch(state.leader), state.leader_epoch,
-        state.partition_epoch, ((state.leader, -1),),
-    )  # fmt: skip
+        TOPIC,
+        0,
+        state.leader,
+        c.epoch(state.leader),
+        state.leader_epoch,
+        state.partition_epoch,
+        ((state.leader, -1),),
+    )
     c.apply(alter_isr(c.image, request))
     return state.leader
 
@@ -361,9 +366,14 @@ def test_the_last_of_an_isr_goes_on_until_another_has_caught_up() -> None:
     follower = next(node for node in (1, 2, 3) if node != leader)
     state = c.state
     request = partition_election.AlterIsr(
-        TOPIC, 0, leader, c.epoch(leader), state.leader_epoch,
-        state.partition_epoch, ((leader, -1), (follower, -1)),
-    )  # fmt: skip
+        TOPIC,
+        0,
+        leader,
+        c.epoch(leader),
+        state.leader_epoch,
+        state.partition_epoch,
+        ((leader, -1), (follower, -1)),
+    )
     c.apply(alter_isr(c.image, request))
     assert c.state.leader == follower and c.state.isr == (follower,)
     c.heartbeat(leader, stop=True)
@@ -491,9 +501,14 @@ def test_preferred_leaders_come_back() -> None:
     c.heartbeat(leader)
     state = c.state
     request = partition_election.AlterIsr(
-        TOPIC, 0, state.leader, c.epoch(state.leader), state.leader_epoch,
-        state.partition_epoch, tuple((b, -1) for b in state.replicas),
-    )  # fmt: skip
+        TOPIC,
+        0,
+        state.leader,
+        c.epoch(state.leader),
+        state.leader_epoch,
+        state.partition_epoch,
+        tuple((b, -1) for b in state.replicas),
+    )
     c.apply(alter_isr(c.image, request))
     assert c.state.leader != leader
     c.pass_time(1100, beating=(1, 2, 3))
@@ -519,12 +534,26 @@ def test_losses_may_be_allowed_after_the_fact() -> None:
 
 events = st.lists(
     st.tuples(
-        st.sampled_from(["beat", "beat", "lose", "refused", "other", "same", "timeout", "wait",
-                         "sleep", "register", "stop", "restart"]),
+        st.sampled_from(
+            [
+                "beat",
+                "beat",
+                "lose",
+                "refused",
+                "other",
+                "same",
+                "timeout",
+                "wait",
+                "sleep",
+                "register",
+                "stop",
+                "restart",
+            ]
+        ),
         st.sampled_from([1, 2, 3]),
     ),
     max_size=50,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=300, deadline=None)

@@ -157,9 +157,12 @@ class Cluster:
             case "reassign":
                 target = None if "cancel" in plain else numbers(words["to"])
                 return reassignment.reassign(
-                    image, plain[0], int(plain[1]), target,
+                    image,
+                    plain[0],
+                    int(plain[1]),
+                    target,
                     allow_replication_factor_change="same-factor" not in plain,
-                )  # fmt: skip
+                )
             case "finish":
                 return finish_reassignments(image)
             case "clear-elr":

@@ -125,9 +125,15 @@ class Cluster:
         isr = [b for b in state.replicas if b in members & set(self.up) or b == state.leader]
         self.sync(isr)
         request = AlterIsr(
-            TOPIC, 0, state.leader, self.up[state.leader], state.leader_epoch,
-            state.partition_epoch, tuple((b, self.up[b]) for b in isr), True,
-        )  # fmt: skip
+            TOPIC,
+            0,
+            state.leader,
+            self.up[state.leader],
+            state.leader_epoch,
+            state.partition_epoch,
+            tuple((b, self.up[b]) for b in isr),
+            True,
+        )
         self.apply(alter_isr(self.image, request))
         self.heard()
 

@@ -239,11 +239,26 @@ def test_an_untouched_topic_is_shared_between_images() -> None:
 
 names = st.sampled_from(["a", "b", "a.b", "c_d"])
 steps = st.lists(
-    st.tuples(st.sampled_from(["create", "delete", "grow", "change", "config", "broker", "ids",
-                               "acl", "credential", "quota"]),
-              names, st.integers(0, 3)),
+    st.tuples(
+        st.sampled_from(
+            [
+                "create",
+                "delete",
+                "grow",
+                "change",
+                "config",
+                "broker",
+                "ids",
+                "acl",
+                "credential",
+                "quota",
+            ]
+        ),
+        names,
+        st.integers(0, 3),
+    ),
     max_size=40,
-)  # fmt: skip
+)
 
 
 def entry_for(image: Image, step, number: int):

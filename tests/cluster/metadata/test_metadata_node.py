@@ -553,22 +553,33 @@ def test_a_snapshot_ahead_of_the_log_counts_as_committed() -> None:
 def test_a_difference_is_what_several_deltas_tell() -> None:
     topics = [UUID(int=n) for n in range(1, 5)]
     before, _ = Image().apply(
-        [TopicRecord("a", topics[0]), PartitionRecord(topics[0], 0, (0,), (0,), 0, 0, 0),
-         TopicRecord("b", topics[1]), PartitionRecord(topics[1], 0, (0,), (0,), 0, 0, 0),
-         *setting(0)]
-    )  # fmt: skip
+        [
+            TopicRecord("a", topics[0]),
+            PartitionRecord(topics[0], 0, (0,), (0,), 0, 0, 0),
+            TopicRecord("b", topics[1]),
+            PartitionRecord(topics[1], 0, (0,), (0,), 0, 0, 0),
+            *setting(0),
+        ]
+    )
     after, _ = Image().apply(
-        [TopicRecord("a", topics[0]), PartitionRecord(topics[0], 0, (0,), (0,), 0, 1, 1),
-         PartitionRecord(topics[0], 1, (0,), (0,), 0, 0, 0),
-         TopicRecord("b", topics[2]), PartitionRecord(topics[2], 0, (0,), (0,), 0, 0, 0),
-         BrokerRecord(1, 1, topics[3], ()), VotersRecord((Voter(0, NOWHERE),))]
-    )  # fmt: skip
+        [
+            TopicRecord("a", topics[0]),
+            PartitionRecord(topics[0], 0, (0,), (0,), 0, 1, 1),
+            PartitionRecord(topics[0], 1, (0,), (0,), 0, 0, 0),
+            TopicRecord("b", topics[2]),
+            PartitionRecord(topics[2], 0, (0,), (0,), 0, 0, 0),
+            BrokerRecord(1, 1, topics[3], ()),
+            VotersRecord((Voter(0, NOWHERE),)),
+        ]
+    )
     delta = difference(before, after)
     assert [t.topic_id for t in delta.topics_created] == [topics[2]]
     assert [t.topic_id for t in delta.topics_deleted] == [topics[1]]
     assert [(str(c.topic_partition), c.before is None) for c in delta.partitions] == [
-        ("a-0", False), ("a-1", True), ("b-0", True),
-    ]  # fmt: skip
+        ("a-0", False),
+        ("a-1", True),
+        ("b-0", True),
+    ]
     assert delta.configs == {(4, "")} and delta.brokers == {1} and delta.voters
     assert difference(after, after) == type(delta)()
 
@@ -592,9 +603,14 @@ def test_who_hears_of_a_log_founds_nothing() -> None:
 
     def hint(sender: int, last_index: int, *ids: int) -> LeaderHint:
         return LeaderHint(
-            term=0, sender=sender, to=0, leader_id=-1, directory_id=UUID(int=50 + sender),
-            last_index=last_index, voters=ids,
-        )  # fmt: skip
+            term=0,
+            sender=sender,
+            to=0,
+            leader_id=-1,
+            directory_id=UUID(int=50 + sender),
+            last_index=last_index,
+            voters=ids,
+        )
 
     formation = Formation(me, listed(0, 1, 2))
     formation.learn(hint(1, 0, 0, 1, 2))

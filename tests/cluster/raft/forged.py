@@ -45,23 +45,42 @@ def forged(random: Random, core: Any, **head: Any) -> Message:
         (PreVoteReply, {"granted": random.random() < 0.5}),
         (Vote, {"last_index": number(), "last_term": number(), "transfer": random.random() < 0.5}),
         (VoteReply, {"granted": random.random() < 0.5}),
-        (AppendEntries, {
-            "prev_index": number(), "prev_term": number(), "entries": entries(),
-            "commit_index": number(), "round": number(), "acknowledged": number(),
-        }),
-        (AppendEntriesReply, {
-            "accepted": random.random() < 0.5, "match_index": number(), "hint_index": number(),
-            "hint_term": number(), "round": number(),
-        }),
-        (InstallSnapshot, {
-            "last_index": number(), "last_term": number(), "image_bytes": b"", "voters": voters,
-        }),
+        (
+            AppendEntries,
+            {
+                "prev_index": number(),
+                "prev_term": number(),
+                "entries": entries(),
+                "commit_index": number(),
+                "round": number(),
+                "acknowledged": number(),
+            },
+        ),
+        (
+            AppendEntriesReply,
+            {
+                "accepted": random.random() < 0.5,
+                "match_index": number(),
+                "hint_index": number(),
+                "hint_term": number(),
+                "round": number(),
+            },
+        ),
+        (
+            InstallSnapshot,
+            {"last_index": number(), "last_term": number(), "image_bytes": b"", "voters": voters},
+        ),
         (SnapshotReply, {"match_index": number(), "round": number()}),
         (TimeoutNow, {}),
         (Observe, {"last_index": number(), "last_term": number()}),
-        (LeaderHint, {
-            "leader_id": random.choice((-1, 0, 1, 2, 9, 2**31)), "last_index": number(),
-            "voters": (9, 1), "cluster_id": "x",
-        }),
-    )[kind]  # fmt: skip
+        (
+            LeaderHint,
+            {
+                "leader_id": random.choice((-1, 0, 1, 2, 9, 2**31)),
+                "last_index": number(),
+                "voters": (9, 1),
+                "cluster_id": "x",
+            },
+        ),
+    )[kind]
     return made[0](term=number(), **head, **made[1])

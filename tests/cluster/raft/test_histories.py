@@ -21,7 +21,7 @@ from kept.cluster.raft.messages import (
     TimeoutNow,
     Vote,
     VoteReply,
-)  # fmt: skip
+)
 from kept.cluster.raft.ready import RaftSettings
 from kept.storage.errors import InvariantViolation, KeptError
 from tests.cluster.raft.trial import Trial, data, directory, voter
@@ -203,8 +203,11 @@ class History:
         node_id, _, disk = fields.pop("sender").partition("/")
         granted = fields.pop("granted", "")
         fields.pop("times", "")
-        head = {"to": to, "sender": int(node_id),
-                "directory_id": directory(int(node_id), int(disk or 0))}  # fmt: skip
+        head = {
+            "to": to,
+            "sender": int(node_id),
+            "directory_id": directory(int(node_id), int(disk or 0)),
+        }
         more = {name: int(value) for name, value in fields.items()}
         match kind:
             case "append":

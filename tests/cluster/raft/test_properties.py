@@ -33,9 +33,11 @@ class Storm:
             max_inflight=random.choice((1, 4)),
         )
         self.trial = Trial(
-            random.choice((1, 3, 3, 5)), random.choice((0, 1)),
-            settings=settings, random=lambda _, n: random.randrange(n),
-        )  # fmt: skip
+            random.choice((1, 3, 3, 5)),
+            random.choice((0, 1)),
+            settings=settings,
+            random=lambda _, n: random.randrange(n),
+        )
         self.all = tuple(self.trial.nodes)
         self.number = 0
         self.wanted: dict[bytes, int] = {}
@@ -43,10 +45,21 @@ class Storm:
     def step(self) -> None:
         random, trial = self.random, self.trial
         match random.choices(
-            ("message", "tick", "propose", "crash", "start", "cut", "heal", "slow", "compact",
-             "evidence", "transfer"),
+            (
+                "message",
+                "tick",
+                "propose",
+                "crash",
+                "start",
+                "cut",
+                "heal",
+                "slow",
+                "compact",
+                "evidence",
+                "transfer",
+            ),
             (60, 40, 8, 1, 3, 1, 2, 2, 1, 1, 1),
-        )[0]:  # fmt: skip
+        )[0]:
             case "message" if trial.network:
                 place = random.randrange(len(trial.network))
                 message = trial.network[place]
@@ -253,8 +266,14 @@ def test_nothing_that_depends_on_the_disk_leaves_before_it_is_written() -> None:
     assert not core.drain_messages(), "the vote for itself is not durable"
     ready = core.ready()
     assert ready.hard_state is not None and len(ready.messages) == 2
-    core.step(AppendEntries(**trial.core(1).state.head(0, 1), prev_index=0, prev_term=0,
-                     entries=(Entry(1, 1, b"x"),)))  # fmt: skip
+    core.step(
+        AppendEntries(
+            **trial.core(1).state.head(0, 1),
+            prev_index=0,
+            prev_term=0,
+            entries=(Entry(1, 1, b"x"),),
+        )
+    )
     assert not core.drain_messages()
     core.advance(ready)
     assert core.role is Role.FOLLOWER, "its own vote came too late"
@@ -269,10 +288,13 @@ def test_a_snapshot_is_acknowledged_when_it_is_written() -> None:
     core = trial.core(1)
     core.step(
         InstallSnapshot(
-            **trial.core(0).state.head(1), last_index=9, last_term=1, image_bytes=b"i",
+            **trial.core(0).state.head(1),
+            last_index=9,
+            last_term=1,
+            image_bytes=b"i",
             voters=trial.voters,
         )
-    )  # fmt: skip
+    )
     assert not core.drain_messages()
     ready = core.ready()
     assert ready.snapshot is not None and ready.snapshot.index == 9

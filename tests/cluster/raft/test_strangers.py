@@ -46,9 +46,15 @@ LARGEST_TERMS = (MAX_TERM, MAX_TERM + 1, 2**63 - 1)
 def state(core: Any) -> tuple[Any, ...]:
     log = core.log
     return (
-        core.state.hard_state, core.role, core.leader_id, core.commit_index, core.voters,
-        core.follower.log_regression, log.last_index, log.last_term,
-    )  # fmt: skip
+        core.state.hard_state,
+        core.role,
+        core.leader_id,
+        core.commit_index,
+        core.voters,
+        core.follower.log_regression,
+        log.last_index,
+        log.last_term,
+    )
 
 
 def settled(voters: int = 3) -> Trial:
@@ -379,31 +385,78 @@ HEAD: dict[str, Any] = {"term": 3, "sender": 1, "to": 0}
         (AppendEntries(**HEAD, prev_index=1, prev_term=1, commit_index=-1), "commit"),
         (AppendEntries(term=3, sender=1, to=0, prev_index=1, prev_term=1, round=-1), "round"),
         (AppendEntries(**HEAD, prev_index=1, prev_term=1, acknowledged=-1), "acknow"),
-        (AppendEntries(**HEAD, prev_index=1, prev_term=1, entries=(Entry(3, 3, b""),)),
-         "entry 3 of term 3 after 1"),
-        (AppendEntries(**HEAD, prev_index=1, prev_term=1, entries=(Entry(4, 2, b""),)),
-         "entry 2 of term 4"),
-        (AppendEntries(**HEAD, prev_index=1, prev_term=2, entries=(Entry(1, 2, b""),)),
-         "entry 2 of term 1 after 1 of 2"),
-        (AppendEntries(term=3, sender=1, to=0, prev_index=1, prev_term=1,
-                entries=(Entry(3, 2, bytes(MAX_ENTRY_BYTES + 1)),)), "bytes"),
+        (
+            AppendEntries(**HEAD, prev_index=1, prev_term=1, entries=(Entry(3, 3, b""),)),
+            "entry 3 of term 3 after 1",
+        ),
+        (
+            AppendEntries(**HEAD, prev_index=1, prev_term=1, entries=(Entry(4, 2, b""),)),
+            "entry 2 of term 4",
+        ),
+        (
+            AppendEntries(**HEAD, prev_index=1, prev_term=2, entries=(Entry(1, 2, b""),)),
+            "entry 2 of term 1 after 1 of 2",
+        ),
+        (
+            AppendEntries(
+                term=3,
+                sender=1,
+                to=0,
+                prev_index=1,
+                prev_term=1,
+                entries=(Entry(3, 2, bytes(MAX_ENTRY_BYTES + 1)),),
+            ),
+            "bytes",
+        ),
         (AppendEntriesReply(**HEAD, accepted=False, match_index=-1), "match_index -1"),
         (AppendEntriesReply(**HEAD, accepted=False, match_index=0, hint_index=-1), "hint"),
         (AppendEntriesReply(**HEAD, accepted=False, match_index=0, hint_term=-1), "hint"),
         (AppendEntriesReply(**HEAD, accepted=False, match_index=0, round=-1), "round"),
         (SnapshotReply(term=3, sender=1, to=0, match_index=-1), "match_index"),
-        (InstallSnapshot(term=3, sender=1, to=0, last_index=1, last_term=4, image_bytes=b"",
-                         voters=()), "ends with"),
-        (InstallSnapshot(term=3, sender=1, to=0, last_index=1, last_term=3, image_bytes=b"",
-                         voters=(voter(1), voter(1, 1))), "voters"),
-        (InstallSnapshot(term=3, sender=1, to=0, last_index=1, last_term=3, image_bytes=b"",
-                         voters=tuple(map(Voter, range(MAX_VOTERS + 1),
-                                          [directory(0)] * (MAX_VOTERS + 1)))), "voters"),
+        (
+            InstallSnapshot(
+                term=3, sender=1, to=0, last_index=1, last_term=4, image_bytes=b"", voters=()
+            ),
+            "ends with",
+        ),
+        (
+            InstallSnapshot(
+                term=3,
+                sender=1,
+                to=0,
+                last_index=1,
+                last_term=3,
+                image_bytes=b"",
+                voters=(voter(1), voter(1, 1)),
+            ),
+            "voters",
+        ),
+        (
+            InstallSnapshot(
+                term=3,
+                sender=1,
+                to=0,
+                last_index=1,
+                last_term=3,
+                image_bytes=b"",
+                voters=tuple(map(Voter, range(MAX_VOTERS + 1), [directory(0)] * (MAX_VOTERS + 1))),
+            ),
+            "voters",
+        ),
         (LeaderHint(term=3, sender=1, to=0, leader_id=1, last_index=-1), "last_index"),
-        (LeaderHint(term=3, sender=1, to=0, leader_id=1, last_index=1,
-                    voters=tuple(range(MAX_VOTERS + 1))), "voters"),
+        (
+            LeaderHint(
+                term=3,
+                sender=1,
+                to=0,
+                leader_id=1,
+                last_index=1,
+                voters=tuple(range(MAX_VOTERS + 1)),
+            ),
+            "voters",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_no_honest_node_says(message: Message, why: str) -> None:
     assert why in flaw(message)
 
@@ -412,8 +465,8 @@ def test_what_no_honest_node_says(message: Message, why: str) -> None:
 def test_what_is_just_within_a_bound_can_be_true(bound) -> None:
     def said(sender: int = 1, voters: int = 1) -> str:
         hint = LeaderHint(
-            term=1, sender=sender, to=0, leader_id=1, voters=tuple(range(voters)), last_index=0,
-        )  # fmt: skip
+            term=1, sender=sender, to=0, leader_id=1, voters=tuple(range(voters)), last_index=0
+        )
         return flaw(hint)
 
     largest = {"node id": {"sender": 2**31 - 1}, "voters": {"voters": 1024}}[bound]

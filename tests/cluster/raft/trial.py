@@ -80,9 +80,15 @@ class Node:
     """A process over its disk. While ``slow``, its disk does not finish what it is given."""
 
     def __init__(
-        self, node_id: int, stored: Stored, random: Callable[[int], int], *,
-        directory_id: UUID, contacts: tuple[int, ...], settings: RaftSettings,
-    ) -> None:  # fmt: skip
+        self,
+        node_id: int,
+        stored: Stored,
+        random: Callable[[int], int],
+        *,
+        directory_id: UUID,
+        contacts: tuple[int, ...],
+        settings: RaftSettings,
+    ) -> None:
         self.node_id = node_id
         self.stored = stored
         self.slow = False
@@ -92,18 +98,26 @@ class Node:
         self.reads: list[tuple[object, int]] = []
         self.lost_reads: list[object] = []
         self.core = RaftCore(
-            node_id=node_id, directory_id=directory_id, voters=stored.voters, log=stored,
-            hard_state=stored.hard_state, random=random, take_snapshot=self.take_snapshot,
-            settings=settings, contacts=contacts,
-        )  # fmt: skip
+            node_id=node_id,
+            directory_id=directory_id,
+            voters=stored.voters,
+            log=stored,
+            hard_state=stored.hard_state,
+            random=random,
+            take_snapshot=self.take_snapshot,
+            settings=settings,
+            contacts=contacts,
+        )
 
     def take_snapshot(self) -> Snapshot:
         term = self.core.log.term_at(self.applied_to)
         assert term is not None
         return Snapshot(
-            self.applied_to, term, b"image %d" % self.applied_to,
+            self.applied_to,
+            term,
+            b"image %d" % self.applied_to,
             self.stored.voters_at(self.applied_to),
-        )  # fmt: skip
+        )
 
     def pump(self) -> list[Message]:
         """The shell's duties; returns what may be sent."""
@@ -137,9 +151,13 @@ class Trial:
     """The cluster of one test."""
 
     def __init__(
-        self, voters: int, observers: int = 0, *, settings: RaftSettings = SETTINGS,
+        self,
+        voters: int,
+        observers: int = 0,
+        *,
+        settings: RaftSettings = SETTINGS,
         random: Callable[[int, int], int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.settings = settings
         self.random = random or (lambda node_id, n: node_id % n)
         self.voters = tuple(voter(i) for i in range(voters))
@@ -159,10 +177,13 @@ class Trial:
 
     def start(self, node_id: int) -> None:
         self.nodes[node_id] = Node(
-            node_id, self.stored[node_id], lambda n: self.random(node_id, n),
+            node_id,
+            self.stored[node_id],
+            lambda n: self.random(node_id, n),
             directory_id=directory(node_id, self.disks[node_id]),
-            contacts=tuple(v.node_id for v in self.voters), settings=self.settings,
-        )  # fmt: skip
+            contacts=tuple(v.node_id for v in self.voters),
+            settings=self.settings,
+        )
 
     def crash(self, node_id: int) -> None:
         del self.nodes[node_id]

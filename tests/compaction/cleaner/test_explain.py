@@ -70,7 +70,10 @@ def test_the_life_of_a_key(world):
     above = [Source(active.base_offset, active.end_offset, active.size_bytes, 0)]
     life = life_of_key(job, w.disk, b"k0", found, above)
     assert [(r.offset, r.fate) for r in life] == [
-        (0, "superseded"), (6, "superseded"), (12, "superseded"), (18, "survives"),
+        (0, "superseded"),
+        (6, "superseded"),
+        (12, "superseded"),
+        (18, "survives"),
         (21, "not cleanable yet"),
-    ]  # fmt: skip
+    ]
     assert [r.is_tombstone for r in life] == [False] * 5

@@ -34,9 +34,16 @@ def log(*bases, end=100, state=None, lso=None, start=0, config=COMPACT, stamps=N
         for b, e, (first, largest) in zip(bases, ends, stamps, strict=True)
     )
     return LogSnapshot(
-        TP, uuid.UUID(int=1), "/t-0", segments, start, end, end if lso is None else lso, config,
+        TP,
+        uuid.UUID(int=1),
+        "/t-0",
+        segments,
+        start,
+        end,
+        end if lso is None else lso,
+        config,
         state or CompactionState(),
-    )  # fmt: skip
+    )
 
 
 def state(clean_to, end=None, **more):

@@ -16,9 +16,19 @@ def groups(sizes, shares=None, *, clean_to=1 << 40, alone=(), indexes=0, step=10
     )
     config = LogConfig(segment_bytes=limit, segment_index_bytes=100)
     job = Job(
-        "/d", "t", 0, str(uuid.uuid4()), Generation(0, 1), 0, 0, len(sizes) * step, sources, 0,
-        b"k" * 16, config,
-    )  # fmt: skip
+        "/d",
+        "t",
+        0,
+        str(uuid.uuid4()),
+        Generation(0, 1),
+        0,
+        0,
+        len(sizes) * step,
+        sources,
+        0,
+        b"k" * 16,
+        config,
+    )
     told = {i * step: share for i, share in enumerate(shares or ())}
     found = group_sources(job, clean_to, frozenset(alone), told)
     return [[source.base_offset // step for source in group] for group in found]

@@ -51,9 +51,13 @@ class FirstAndLast:
 def filled(world, name="latest", raw=None, **changes):
     """Batches of four keys in several segments; the last round of a key is a tombstone for k3."""
     w = world(
-        compaction_strategy=name, raw=raw or STRATEGIES.get(name, {}), segment_bytes=600,
-        delete_retention_ms=HOUR_MS, index_interval_bytes=100, **changes,
-    )  # fmt: skip
+        compaction_strategy=name,
+        raw=raw or STRATEGIES.get(name, {}),
+        segment_bytes=600,
+        delete_retention_ms=HOUR_MS,
+        index_interval_bytes=100,
+        **changes,
+    )
     for i in range(20):
         rows = [
             (b"k%d" % k, b"value %d of %d" % (i, k), w.now + (i * 7 + k) % 11) for k in range(KEYS)
@@ -296,9 +300,11 @@ def test_aborted_data_that_would_count(world, monkeypatch):
     w.append(*((b"k%d" % i, b"committed") for i in range(KEYS)))
     for pid in (7, 8):
         w.append(
-            *((b"k%d" % i, b"aborted") for i in range(KEYS)), pid=pid, sequence=0,
+            *((b"k%d" % i, b"aborted") for i in range(KEYS)),
+            pid=pid,
+            sequence=0,
             transactional=True,
-        )  # fmt: skip
+        )
         w.marker(pid, commit=False)
     w.roll()
     from kept.compaction.cleaner import scan_stats

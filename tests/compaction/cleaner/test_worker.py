@@ -42,9 +42,13 @@ def on_disk(kit, tmp_path, monkeypatch):
 
 def run(job, **options):
     done = subprocess.run(
-        worker.COMMAND, input=jobs.encode(job) + "\n", capture_output=True, text=True,
-        timeout=200, **options,
-    )  # fmt: skip
+        worker.COMMAND,
+        input=jobs.encode(job) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=200,
+        **options,
+    )
     return done, [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -171,15 +175,18 @@ def test_it_ignores_ctrl_c_and_dies_with_its_parent(on_disk):
     job = jobs.encode(slow_job(on_disk))
     parent = subprocess.Popen(
         [
-            sys.executable, "-c",
+            sys.executable,
+            "-c",
             "import subprocess, sys, time\n"
             "p = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)\n"
             "p.stdin.write(sys.stdin.buffer.readline()); p.stdin.flush()\n"
             "print(p.pid, flush=True); time.sleep(60)",
             *worker.COMMAND,
         ],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with parent:
         parent.stdin.write(job + "\n")
         parent.stdin.flush()

@@ -78,9 +78,10 @@ def test_a_pass_equals_the_strategy_in_python(world, name, examples):
     def check(log, room, append_time):
         strategy = "highest-version" if name == "by header" else name
         w = world(
-            compaction_strategy=strategy, raw=STRATEGIES[name],
+            compaction_strategy=strategy,
+            raw=STRATEGIES[name],
             message_timestamp_type=TimestampType(int(append_time)),
-        )  # fmt: skip
+        )
         for i, (given_rows, codec) in enumerate(log):
             full = [(k, v, w.now - ago, headers) for k, v, ago, headers in given_rows]
             w.append(*full, codec=codec)
@@ -122,9 +123,12 @@ def test_versions_are_compared_as_numbers(found):
 @pytest.mark.usefixtures("each_kernel")
 @settings(quick, max_examples=25)
 @given(
-    st.integers(2, 40), st.integers(1, 100), st.integers(1, 4), st.integers(0, 1 << 30),
+    st.integers(2, 40),
+    st.integers(1, 100),
+    st.integers(1, 4),
+    st.integers(0, 1 << 30),
     st.sampled_from([RuleKind.LATEST, RuleKind.LATEST_N, RuleKind.TIMESTAMP]),
-)  # fmt: skip
+)
 def test_ranges_of_classes_cover_every_key_once(slots, keys, n, seed, kind):
     """However small the map, the scans together keep what one scan keeps."""
     draw = random.Random(seed)
@@ -207,15 +211,15 @@ def test_a_scan_makes_the_records_that_reading_makes(given_rows, first, wanted):
     data = build_batch([(ago, k, v, headers) for k, v, ago, headers in given_rows])
     found = []
     scan = kernel.RecordScan(
-        0, found.extend, first=first,
-        wanted=None if wanted is None else array("I", sorted(wanted)),
-    )  # fmt: skip
+        0, found.extend, first=first, wanted=None if wanted is None else array("I", sorted(wanted))
+    )
     assert scan.feed(data + data[:66]) == len(data) and scan.fault is None
     assert all(type(record) is Record for record in found)
     assert found == [
-        r for r in records(data)
+        r
+        for r in records(data)
         if r.key is not None and r.offset >= first and (wanted is None or r.offset in wanted)
-    ]  # fmt: skip
+    ]
 
 
 def scans(*, used=None):
@@ -228,9 +232,7 @@ def scans(*, used=None):
 @pytest.mark.usefixtures("each_kernel")
 def test_damage_is_a_fault():
     data = build_batch([(0, b"k", b"v", (("h", b"1"),)) for _ in range(3)])
-    for at, to, why in (
-        (16, 1, "magic"), (70, 99, "CRC"), (11, 3, "length"), (60, 2, "CRC"),
-    ):  # fmt: skip
+    for at, to, why in ((16, 1, "magic"), (70, 99, "CRC"), (11, 3, "length"), (60, 2, "CRC")):
         broken = bytearray(data)
         broken[at] = to
         if why == "length":

@@ -310,9 +310,10 @@ def test_random_logs_come_to_the_same(pair, seed: int) -> None:
     """
     rnd = random.Random(seed)
     both = pair(
-        delete_retention_ms=HOUR_MS, segment_bytes=rnd.choice((2_000, 1 << 20)),
+        delete_retention_ms=HOUR_MS,
+        segment_bytes=rnd.choice((2_000, 1 << 20)),
         index_interval_bytes=256,
-    )  # fmt: skip
+    )
     continuous = True
     for _ in range(rnd.randint(2, 6)):
         write(both, rnd)
@@ -327,9 +328,10 @@ def test_random_logs_come_to_the_same(pair, seed: int) -> None:
                 both.apply()
         if rnd.random() < 0.2:
             both.follower = both.kit.World(
-                delete_retention_ms=HOUR_MS, segment_bytes=both.leader.config.segment_bytes,
+                delete_retention_ms=HOUR_MS,
+                segment_bytes=both.leader.config.segment_bytes,
                 index_interval_bytes=256,
-            )  # fmt: skip
+            )
             both.follower.now = both.leader.now
             continuous = False
         if rnd.random() < 0.3:

@@ -24,18 +24,27 @@ segments = st.builds(
     lambda survivors, empties, horizons, txns, digest, tombstones: OutputSegment(
         0, 1000, survivors, empties, horizons, tuple(txns), digest, 17, tombstones
     ),
-    offsets, offsets, st.dictionaries(st.integers(0, 1 << 45), offsets, max_size=3),
+    offsets,
+    offsets,
+    st.dictionaries(st.integers(0, 1 << 45), offsets, max_size=3),
     st.lists(st.builds(AbortedTxn, *[st.integers(0, 1 << 40)] * 4), max_size=3),
-    st.sampled_from([b"", bytes(range(16))]), offsets,
-)  # fmt: skip
+    st.sampled_from([b"", bytes(range(16))]),
+    offsets,
+)
 
 
 def of(*found, **more):
     fields = {
-        "topic_id": uuid.UUID(int=5), "partition": 3, "generation": Generation(2, 9),
-        "log_start_offset": 0, "clean_to": 900, "end_offset": found[-1].end_offset if found else 0,
-        "now_ms": 11, "horizon_ms": 22, "segments": tuple(found),
-    }  # fmt: skip
+        "topic_id": uuid.UUID(int=5),
+        "partition": 3,
+        "generation": Generation(2, 9),
+        "log_start_offset": 0,
+        "clean_to": 900,
+        "end_offset": found[-1].end_offset if found else 0,
+        "now_ms": 11,
+        "horizon_ms": 22,
+        "segments": tuple(found),
+    }
     return Manifest(**{**fields, **more})
 
 
@@ -94,13 +103,19 @@ def test_a_manifest_that_contradicts_itself_is_damaged(found):
 
 def test_a_part_of_a_segment_is_relative_to_its_new_base():
     whole = OutputSegment(
-        100, 200, BitMap([0, 50, 99]), BitMap([60]), {7: BitMap([50]), 8: BitMap([0])},
+        100,
+        200,
+        BitMap([0, 50, 99]),
+        BitMap([60]),
+        {7: BitMap([50]), 8: BitMap([0])},
         (AbortedTxn(1, 100, 120, 120), AbortedTxn(1, 130, 160, 160)),
-    )  # fmt: skip
+    )
     part = whole.part(150, 200)
     assert (part.survivors, part.empties, part.horizons) == (
-        BitMap([0, 49]), BitMap([10]), {7: BitMap([0])},
-    )  # fmt: skip
+        BitMap([0, 49]),
+        BitMap([10]),
+        {7: BitMap([0])},
+    )
     assert [t.last_offset for t in part.aborted] == [160]
     assert whole.part(100, 150).survivors == BitMap([0])
 
@@ -118,17 +133,24 @@ def test_a_manifest_without_tombstones_says_nothing_of_them():
 
 def test_when_tombstones_may_go():
     segment = OutputSegment(
-        100, 200, BitMap(range(60)), BitMap(), {7: BitMap([10, 40]), 5: BitMap([20])},
+        100,
+        200,
+        BitMap(range(60)),
+        BitMap(),
+        {7: BitMap([10, 40]), 5: BitMap([20])},
         tombstones=BitMap([12, 13, 25, 44]),
-    )  # fmt: skip
+    )
     assert segment.removable() == {7: BitMap([12, 13, 44]), 5: BitMap([25])}
     found = of(segment)
     assert [removable_at_ms(found, o) for o in (99, 112, 125, 126, 144, 200)] == [
-        None, 7, 5, None, 7, None,
-    ]  # fmt: skip
-    assert tombstones(found) == (
-        TombstoneOutlook(5, 1, 125, 125), TombstoneOutlook(7, 3, 112, 144),
-    )  # fmt: skip
+        None,
+        7,
+        5,
+        None,
+        7,
+        None,
+    ]
+    assert tombstones(found) == (TombstoneOutlook(5, 1, 125, 125), TombstoneOutlook(7, 3, 112, 144))
     assert segment.part(120, 150).tombstones == BitMap([5, 24])
 
 
@@ -141,12 +163,17 @@ def fates(w, offsets):
     found = manifest.decode(path, w.disk.read(path))[0]
     return [
         removal_log.why(
-            o, directory="/t-0", disk=w.disk, log_start_offset=w.log.log_start_offset,
-            high_watermark=w.log.log_end_offset - 1, log_end_offset=w.log.log_end_offset,
-            manifest=found, is_there=there.__contains__,
+            o,
+            directory="/t-0",
+            disk=w.disk,
+            log_start_offset=w.log.log_start_offset,
+            high_watermark=w.log.log_end_offset - 1,
+            log_end_offset=w.log.log_end_offset,
+            manifest=found,
+            is_there=there.__contains__,
         )
         for o in offsets
-    ]  # fmt: skip
+    ]
 
 
 def cleaned(world):
@@ -171,9 +198,12 @@ def test_why_missing_names_generation_and_reason(world):
     w = cleaned(world)
     found = fates(w, range(12))
     assert [(a.reason, str(a.generation)) for a in found[:5] if a.fate == Fate.REMOVED] == [
-        (Reason.SUPERSEDED, "0.1"), (Reason.SUPERSEDED, "0.3"), (Reason.EXPIRED, "0.2"),
-        (Reason.KEYLESS, "0.1"), (Reason.ABORTED, "0.1"),
-    ]  # fmt: skip
+        (Reason.SUPERSEDED, "0.1"),
+        (Reason.SUPERSEDED, "0.3"),
+        (Reason.EXPIRED, "0.2"),
+        (Reason.KEYLESS, "0.1"),
+        (Reason.ABORTED, "0.1"),
+    ]
     assert found[6].fate == Fate.PRESENT
     assert [a.fate for a in found[10:]] == [Fate.ABOVE_HIGH_WATERMARK, Fate.NEVER_WRITTEN]
     assert found[0].text == "removed in generation 0.1 as superseded"
@@ -184,9 +214,15 @@ def test_a_survivor_that_is_not_there_is_lost(world):
     path = "/t-0/manifest-0-3"
     found = manifest.decode(path, w.disk.read(path))[0]
     answer = removal_log.why(
-        6, directory="/t-0", disk=w.disk, log_start_offset=0, high_watermark=99,
-        log_end_offset=99, manifest=found, is_there=lambda offset: False,
-    )  # fmt: skip
+        6,
+        directory="/t-0",
+        disk=w.disk,
+        log_start_offset=0,
+        high_watermark=99,
+        log_end_offset=99,
+        manifest=found,
+        is_there=lambda offset: False,
+    )
     assert answer.fate == Fate.LOST and "0.3" in answer.text
 
 
@@ -258,9 +294,15 @@ def test_journals_of_the_first_version_are_read_and_come_first(world):
     assert removal_log.decode("r", w.disk.read(found[1][1])) == old
     assert str(fates(w, [0])[0].generation) == "0.1"
     answer = removal_log.why(
-        9, directory="/t-0", disk=w.disk, log_start_offset=0, high_watermark=99,
-        log_end_offset=99, manifest=None, is_there=lambda offset: False,
-    )  # fmt: skip
+        9,
+        directory="/t-0",
+        disk=w.disk,
+        log_start_offset=0,
+        high_watermark=99,
+        log_end_offset=99,
+        manifest=None,
+        is_there=lambda offset: False,
+    )
     assert answer.generation == Generation(3, 70)
     newer = b"KREM\0\3" + removal_log.encode(old)[6:]
     with pytest.raises(DirectoryRefused):

@@ -23,9 +23,7 @@ DIRECTORY = "/t-0"
 def made(generation: int, epoch: int = 1) -> Manifest:
 
     segment = OutputSegment(0, 40, BitMap([5, 7, 9]), digest=bytes(16), tombstones=BitMap([7]))
-    return Manifest(
-        uuid.UUID(int=7), 0, Generation(epoch, generation), 0, 40, 40, 1, 2, (segment,)
-    )  # fmt: skip
+    return Manifest(uuid.UUID(int=7), 0, Generation(epoch, generation), 0, 40, 40, 1, 2, (segment,))
 
 
 @pytest.fixture

@@ -69,9 +69,14 @@ while True:
 def run(*command: str, stdin: str | None = None, check: bool = True, wait_s: float = WAIT_S) -> str:
     """What a command prints, both streams. Raises AssertionError."""
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, input=stdin,
-        timeout=wait_s, check=False,
-    )  # fmt: skip
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        input=stdin,
+        timeout=wait_s,
+        check=False,
+    )
     if check and done.returncode:
         raise AssertionError(f"{' '.join(command)}: {done.stdout.strip()[-2000:]}")
     return done.stdout
@@ -106,10 +111,12 @@ class Release:
         self.authority = Authority(directory)
         self.values = VALUES
         self.client = {
-            "security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512",
-            "sasl.username": "admin", "sasl.password": PASSWORD,
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": "admin",
+            "sasl.password": PASSWORD,
             "ssl.ca.location": self.authority.ca,
-        }  # fmt: skip
+        }
         self._topics = 0
 
     @property
@@ -128,8 +135,13 @@ class Release:
 
     def certificate(self) -> dict[str, Any]:
         """The nodes' Secret with a new key and certificate."""
-        names = (f"*.{DOMAIN}", f"kept.{NAMESPACE}.svc.cluster.local", f"kept.{NAMESPACE}.svc",
-                 "kept", "localhost")  # fmt: skip
+        names = (
+            f"*.{DOMAIN}",
+            f"kept.{NAMESPACE}.svc.cluster.local",
+            f"kept.{NAMESPACE}.svc",
+            "kept",
+            "localhost",
+        )
         store = Path(self.authority.issue("kept-node", *names)).read_text()
         begin = "-----BEGIN CERTIFICATE-----"
         key, chain = store.split(begin, 1)
@@ -144,11 +156,17 @@ class Release:
             apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         disks = [self.disk(number) for number in range(DISKS)]
         apply(
-            {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
-             "metadata": {"name": "disks"}, "provisioner": "kubernetes.io/no-provisioner",
-             "volumeBindingMode": "WaitForFirstConsumer"},
-            *disks, self.certificate(), secret("kept-admin", {"password": PASSWORD}),
-        )  # fmt: skip
+            {
+                "apiVersion": "storage.k8s.io/v1",
+                "kind": "StorageClass",
+                "metadata": {"name": "disks"},
+                "provisioner": "kubernetes.io/no-provisioner",
+                "volumeBindingMode": "WaitForFirstConsumer",
+            },
+            *disks,
+            self.certificate(),
+            secret("kept-admin", {"password": PASSWORD}),
+        )
 
     def disk(self, number: int) -> dict[str, Any]:
         """A volume in a directory of this machine."""
@@ -156,23 +174,39 @@ class Release:
         path.mkdir(parents=True)
         on = [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-1"]}]
         return {
-            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": f"disk-{number}"},
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"disk-{number}"},
             "spec": {
-                "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
-                "storageClassName": "disks", "persistentVolumeReclaimPolicy": "Retain",
+                "capacity": {"storage": "1Gi"},
+                "accessModes": ["ReadWriteOnce"],
+                "storageClassName": "disks",
+                "persistentVolumeReclaimPolicy": "Retain",
                 "local": {"path": str(path)},
                 "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": on}]}},
             },
-        }  # fmt: skip
+        }
 
     def upgrade(self, check: bool = True, **values: Any) -> str:
         """Install the release or change its values; returns when all pods are ready."""
         wanted = {**self.values, **values}
         said = run(
-            str(judges.helm()), "upgrade", "--install", "kept", str(CHART), "-n", NAMESPACE,
-            "--wait", "--timeout", f"{WAIT_S:.0f}s", "--values", "-",
-            stdin=yaml.safe_dump(wanted), check=check, wait_s=WAIT_S + 60,
-        )  # fmt: skip
+            str(judges.helm()),
+            "upgrade",
+            "--install",
+            "kept",
+            str(CHART),
+            "-n",
+            NAMESPACE,
+            "--wait",
+            "--timeout",
+            f"{WAIT_S:.0f}s",
+            "--values",
+            "-",
+            stdin=yaml.safe_dump(wanted),
+            check=check,
+            wait_s=WAIT_S + 60,
+        )
         if check:
             self.values = wanted
             kubectl("rollout", "status", "statefulset/kept", f"--timeout={WAIT_S:.0f}s")
@@ -298,17 +332,35 @@ class Trial:
         address = self.release.pod(0)["status"]["podIP"]
         seen = []
         for namespace, port, expected in (
-            (NAMESPACE, 9092, True), (NAMESPACE, 10092, False), ("elsewhere", 9092, False),
-            ("monitoring", 9092, True), ("monitoring", 10092, False),
-        ):  # fmt: skip
+            (NAMESPACE, 9092, True),
+            (NAMESPACE, 10092, False),
+            ("elsewhere", 9092, False),
+            ("monitoring", 9092, True),
+            ("monitoring", 10092, False),
+        ):
             name = f"try-{namespace}-{port}"
             said = kubectl(
-                "-n", namespace, "run", name, "--image=kept:0.1.0", "--image-pull-policy=Never",
-                "--restart=Never", "--rm", "-i", "--quiet", f"--overrides={self.bare(name)}",
+                "-n",
+                namespace,
+                "run",
+                name,
+                "--image=kept:0.1.0",
+                "--image-pull-policy=Never",
+                "--restart=Never",
+                "--rm",
+                "-i",
+                "--quiet",
+                f"--overrides={self.bare(name)}",
                 "--override-type=strategic",
-                "--command", "--", "python", "-c", CONNECT, address, str(port),
+                "--command",
+                "--",
+                "python",
+                "-c",
+                CONNECT,
+                address,
+                str(port),
                 "30" if expected else "10",
-            )  # fmt: skip
+            )
             connected = "connected" in said
             seen.append(f"{namespace} to {port}: {'connected' if connected else 'refused'}")
             if connected != expected:
@@ -323,9 +375,11 @@ class Trial:
     def bare(name: str) -> str:
         """A pod that the restricted profile admits."""
         security = {
-            "runAsNonRoot": True, "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
-        }  # fmt: skip
+            "runAsNonRoot": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
         container = {"name": name, "securityContext": security}
         return json.dumps({"spec": {"containers": [container]}})
 

@@ -100,18 +100,21 @@ def _batch() -> bytes:
 
 def _produce(version: int, ids: Ids) -> Values:
     topics = [
-        {"name": name, "topic_id": ids[name],
-         "partition_data": [{"index": 0, "records": _batch()}]}
-        for name in NAMES if version < 13 or name != "fresh"
-    ]  # fmt: skip
+        {"name": name, "topic_id": ids[name], "partition_data": [{"index": 0, "records": _batch()}]}
+        for name in NAMES
+        if version < 13 or name != "fresh"
+    ]
     return {"transactional_id": None, "acks": 1, "timeout": 1000, "topic_data": topics}
 
 
 def _produce_with_id(version: int, ids: Ids) -> Values:
     batch = build_batch(
-        [(1, None, b"v", ())], producer_id=999, producer_epoch=0, base_sequence=0,
+        [(1, None, b"v", ())],
+        producer_id=999,
+        producer_epoch=0,
+        base_sequence=0,
         is_transactional=True,
-    )  # fmt: skip
+    )
     asked = _produce(version, ids)
     for topic in asked["topic_data"]:
         topic["partition_data"] = [{"index": 0, "records": batch}]
@@ -121,17 +124,36 @@ def _produce_with_id(version: int, ids: Ids) -> Values:
 def _fetch(replica: int) -> Callable[[int, Ids], Values]:
     def values(version: int, ids: Ids) -> Values:
         topics = [
-            {"topic": name, "topic_id": ids[name], "partitions": _partitions(
-                partition=0, current_leader_epoch=-1, fetch_offset=0, last_fetched_epoch=-1,
-                log_start_offset=-1, partition_max_bytes=1000, high_watermark=0)}
-            for name in NAMES if version < 13 or name != "fresh"
-        ]  # fmt: skip
+            {
+                "topic": name,
+                "topic_id": ids[name],
+                "partitions": _partitions(
+                    partition=0,
+                    current_leader_epoch=-1,
+                    fetch_offset=0,
+                    last_fetched_epoch=-1,
+                    log_start_offset=-1,
+                    partition_max_bytes=1000,
+                    high_watermark=0,
+                ),
+            }
+            for name in NAMES
+            if version < 13 or name != "fresh"
+        ]
         return {
-            "replica_id": replica, "replica_state": {"replica_id": replica, "replica_epoch": -1},
-            "max_wait": 0, "min_bytes": 0, "max_bytes": 1000, "isolation_level": 0,
-            "session_id": 0, "session_epoch": -1, "topics": topics, "forgotten_topics_data": [],
-            "rack_id": "", "cluster_id": None,
-        }  # fmt: skip
+            "replica_id": replica,
+            "replica_state": {"replica_id": replica, "replica_epoch": -1},
+            "max_wait": 0,
+            "min_bytes": 0,
+            "max_bytes": 1000,
+            "isolation_level": 0,
+            "session_id": 0,
+            "session_epoch": -1,
+            "topics": topics,
+            "forgotten_topics_data": [],
+            "rack_id": "",
+            "cluster_id": None,
+        }
 
     return values
 
@@ -143,9 +165,10 @@ def _names(_: int, ids: Ids) -> Values:
 
 def _metadata_rest() -> Values:
     return {
-        "allow_auto_topic_creation": False, "include_cluster_authorized_operations": True,
+        "allow_auto_topic_creation": False,
+        "include_cluster_authorized_operations": True,
         "include_topic_authorized_operations": True,
-    }  # fmt: skip
+    }
 
 
 def _metadata_ids(_: int, ids: Ids) -> Values:
@@ -176,11 +199,17 @@ def _group(name: str) -> Callable[[int, Ids], Values]:
 
     def values(_: int, __: Ids) -> Values:
         return {
-            "group_id": name, "generation_id": 1, "session_timeout": 10_000,
-            "rebalance_timeout": 10_000, **member, "protocol_type": "consumer",
-            "protocol_name": "range", "protocols": [{"name": "range", "metadata": b""}],
-            "assignments": [], "members": [member],
-        }  # fmt: skip
+            "group_id": name,
+            "generation_id": 1,
+            "session_timeout": 10_000,
+            "rebalance_timeout": 10_000,
+            **member,
+            "protocol_type": "consumer",
+            "protocol_name": "range",
+            "protocols": [{"name": "range", "metadata": b""}],
+            "assignments": [],
+            "members": [member],
+        }
 
     return values
 
@@ -188,14 +217,21 @@ def _group(name: str) -> Callable[[int, Ids], Values]:
 def _commit(group: str) -> Callable[[int, Ids], Values]:
     def values(version: int, ids: Ids) -> Values:
         topics = _of_topics(
-            ids, partition_index=0, committed_offset=0, committed_leader_epoch=-1,
-            committed_metadata=None, commit_timestamp=-1,
-        )  # fmt: skip
+            ids,
+            partition_index=0,
+            committed_offset=0,
+            committed_leader_epoch=-1,
+            committed_metadata=None,
+            commit_timestamp=-1,
+        )
         return {
-            "group_id": group, "generation_id_or_member_epoch": -1, "member_id": "",
-            "group_instance_id": None, "retention_time": -1,
+            "group_id": group,
+            "generation_id_or_member_epoch": -1,
+            "member_id": "",
+            "group_instance_id": None,
+            "retention_time": -1,
             "topics": _ids_only(topics) if version >= 10 else topics,
-        }  # fmt: skip
+        }
 
     return values
 
@@ -225,10 +261,15 @@ def _delete_ids(_: int, ids: Ids) -> Values:
 
 def _txn(transactional_id: str) -> Values:
     return {
-        "transactional_id": transactional_id, "v3_and_below_transactional_id": transactional_id,
-        "producer_id": 999, "producer_epoch": 0, "v3_and_below_producer_id": 999,
-        "v3_and_below_producer_epoch": 0, "committed": True, "group_id": "mine",
-    }  # fmt: skip
+        "transactional_id": transactional_id,
+        "v3_and_below_transactional_id": transactional_id,
+        "producer_id": 999,
+        "producer_epoch": 0,
+        "v3_and_below_producer_id": 999,
+        "v3_and_below_producer_epoch": 0,
+        "committed": True,
+        "group_id": "mine",
+    }
 
 
 def _add_partitions(transactional_id: str) -> Callable[[int, Ids], Values]:
@@ -244,13 +285,20 @@ def _add_partitions(transactional_id: str) -> Callable[[int, Ids], Values]:
 def _commit_in_transaction(transactional_id: str, group: str) -> Callable[[int, Ids], Values]:
     def values(_: int, ids: Ids) -> Values:
         topics = _of_topics(
-            ids, partition_index=0, committed_offset=0, committed_leader_epoch=-1,
+            ids,
+            partition_index=0,
+            committed_offset=0,
+            committed_leader_epoch=-1,
             committed_metadata=None,
-        )  # fmt: skip
+        )
         return {
-            **_txn(transactional_id), "group_id": group, "generation_id": -1, "member_id": "",
-            "group_instance_id": None, "topics": topics,
-        }  # fmt: skip
+            **_txn(transactional_id),
+            "group_id": group,
+            "generation_id": -1,
+            "member_id": "",
+            "group_instance_id": None,
+            "topics": topics,
+        }
 
     return values
 
@@ -258,31 +306,49 @@ def _commit_in_transaction(transactional_id: str, group: str) -> Callable[[int, 
 def _markers(_: int, __: Ids) -> Values:
     topics = [{"name": name, "partition_indexes": [0]} for name in ("mine", "secret", "missing")]
     marker = {
-        "producer_id": 4242, "producer_epoch": 0, "transaction_result": True, "topics": topics,
-        "coordinator_epoch": 0, "transaction_version": 1,
-    }  # fmt: skip
+        "producer_id": 4242,
+        "producer_epoch": 0,
+        "transaction_result": True,
+        "topics": topics,
+        "coordinator_epoch": 0,
+        "transaction_version": 1,
+    }
     return {"markers": [marker]}
 
 
 def _init(transactional_id: str | None) -> Callable[[int, Ids], Values]:
     return lambda _, __: {
-        "transactional_id": transactional_id, "transaction_timeout": 60_000, "producer_id": -1,
-        "producer_epoch": -1, "enable_2_pc": False, "keep_prepared_txn": False,
-    }  # fmt: skip
+        "transactional_id": transactional_id,
+        "transaction_timeout": 60_000,
+        "producer_id": -1,
+        "producer_epoch": -1,
+        "enable_2_pc": False,
+        "keep_prepared_txn": False,
+    }
 
 
 def _acl(name: str = "zed") -> Values:
     return {
-        "resource_type": 2, "resource_name": name, "resource_pattern_type": 3,
-        "principal": "User:zed", "host": "*", "operation": 3, "permission_type": 3,
-    }  # fmt: skip
+        "resource_type": 2,
+        "resource_name": name,
+        "resource_pattern_type": 3,
+        "principal": "User:zed",
+        "host": "*",
+        "operation": 3,
+        "permission_type": 3,
+    }
 
 
 def _acl_filter(*_: object) -> Values:
     one = {
-        "resource_type_filter": 2, "resource_name_filter": "zed", "pattern_type_filter": 3,
-        "principal_filter": "User:zed", "host_filter": None, "operation": 1, "permission_type": 1,
-    }  # fmt: skip
+        "resource_type_filter": 2,
+        "resource_name_filter": "zed",
+        "pattern_type_filter": 3,
+        "principal_filter": "User:zed",
+        "host_filter": None,
+        "operation": 1,
+        "permission_type": 1,
+    }
     return {**one, "filters": [one]}
 
 
@@ -290,7 +356,7 @@ RESOURCES = (
     *((2, name) for name in NAMES),
     *((32, name) for name in ("mine", "secret", "missing")),
     (4, "0"),
-)  # fmt: skip
+)
 """Topics, groups and the broker."""
 
 
@@ -298,17 +364,17 @@ def _configs(_: int, __: Ids) -> Values:
     resources = [
         {"resource_type": kind, "resource_name": name, "configuration_keys": []}
         for kind, name in RESOURCES
-    ]  # fmt: skip
+    ]
     return {"resources": resources, "include_synonyms": False, "include_documentation": False}
 
 
 def _alter_configs(_: int, __: Ids) -> Values:
     change = {"name": "retention.ms", "config_operation": 0, "value": "1000"}
     resources = [
-        {"resource_type": kind, "resource_name": name,
-         "configs": [change] if kind == 2 else []}
-        for kind, name in RESOURCES if kind in (2, 4)
-    ]  # fmt: skip
+        {"resource_type": kind, "resource_name": name, "configs": [change] if kind == 2 else []}
+        for kind, name in RESOURCES
+        if kind in (2, 4)
+    ]
     return {"resources": resources, "validate_only": True}
 
 
@@ -342,24 +408,28 @@ def _epochs(replica: int) -> Callable[[int, Ids], Values]:
     return lambda _, ids: {
         "replica_id": replica,
         "topics": _of_topics(
-            ids, by="topic", partition=0, partition_index=0, current_leader_epoch=-1,
-            leader_epoch=0,
+            ids, by="topic", partition=0, partition_index=0, current_leader_epoch=-1, leader_epoch=0
         ),
-    }  # fmt: skip
+    }
 
 
 def _quota(*_: object) -> Values:
-    entity = {"entity": [{"entity_type": "user", "entity_name": "zed"}],
-              "ops": [{"key": "producer_byte_rate", "value": 9.0, "remove": False}]}  # fmt: skip
+    entity = {
+        "entity": [{"entity_type": "user", "entity_name": "zed"}],
+        "ops": [{"key": "producer_byte_rate", "value": 9.0, "remove": False}],
+    }
     return {"entries": [entity], "validate_only": True}
 
 
 def _voter(*_: object) -> Values:
     return {
-        "cluster_id": None, "timeout": 1000, "voter_id": 77, "voter_directory_id": NOWHERE,
+        "cluster_id": None,
+        "timeout": 1000,
+        "voter_id": 77,
+        "voter_directory_id": NOWHERE,
         "listeners": [{"name": "CONTROLLER", "host": "127.0.0.1", "port": 1}],
         "ack_when_committed": True,
-    }  # fmt: skip
+    }
 
 
 ASKED = (
@@ -367,13 +437,21 @@ ASKED = (
     Asked("Produce with a transactional id", 0, _produce_with_id, since=3),
     Asked("Fetch", 1, _fetch(-1)),
     Asked("Fetch of a replica", 1, _fetch(0)),
-    Asked("ListOffsets", 2, lambda _, ids: {
-        "replica_id": -1, "isolation_level": 0, "timeout": 1000, "topics": _of_topics(
-            ids, partition_index=0, current_leader_epoch=-1, timestamp=-1, max_num_offsets=1)}),
+    Asked(
+        "ListOffsets",
+        2,
+        lambda _, ids: {
+            "replica_id": -1,
+            "isolation_level": 0,
+            "timeout": 1000,
+            "topics": _of_topics(
+                ids, partition_index=0, current_leader_epoch=-1, timestamp=-1, max_num_offsets=1
+            ),
+        },
+    ),
     Asked("Metadata of names", 3, _names, since=4),
     Asked("Metadata of ids", 3, _metadata_ids, since=12),
-    Asked("Metadata of all", 3, lambda v, _: {
-        "topics": None if v else [], **_metadata_rest()}),
+    Asked("Metadata of all", 3, lambda v, _: {"topics": None if v else [], **_metadata_rest()}),
     Asked("OffsetCommit", 8, _commit("mine")),
     Asked("OffsetCommit of another's group", 8, _commit("secret")),
     Asked("OffsetFetch", 9, _groups_fetched(_one_partition)),
@@ -382,12 +460,19 @@ ASKED = (
     Asked("FindCoordinator of transactional ids", 10, _coordinator(1), since=1),
     *[
         Asked(f"{title}{' of another' if name == 'secret' else ''}", key, _group(name))
-        for title, key in (("JoinGroup", 11), ("Heartbeat", 12), ("LeaveGroup", 13),
-                           ("SyncGroup", 14))
+        for title, key in (
+            ("JoinGroup", 11),
+            ("Heartbeat", 12),
+            ("LeaveGroup", 13),
+            ("SyncGroup", 14),
+        )
         for name in ("mine", "secret")
     ],
-    Asked("DescribeGroups", 15, lambda *_: {
-        "groups": ["mine", "secret", "missing"], "include_authorized_operations": True}),
+    Asked(
+        "DescribeGroups",
+        15,
+        lambda *_: {"groups": ["mine", "secret", "missing"], "include_authorized_operations": True},
+    ),
     Asked("ListGroups", 16, lambda *_: {"states_filter": [], "types_filter": []}),
     Asked("CreateTopics", 19, _create),
     Asked("DeleteRecords", 21, _records_to_delete),
@@ -399,8 +484,9 @@ ASKED = (
     Asked("AddPartitionsToTxn", 24, _add_partitions("mine")),
     Asked("AddPartitionsToTxn of another's id", 24, _add_partitions("secret")),
     Asked("AddOffsetsToTxn", 25, lambda *_: _txn("mine")),
-    Asked("AddOffsetsToTxn of another's group", 25, lambda *_: {
-        **_txn("mine"), "group_id": "secret"}),
+    Asked(
+        "AddOffsetsToTxn of another's group", 25, lambda *_: {**_txn("mine"), "group_id": "secret"}
+    ),
     Asked("AddOffsetsToTxn of another's id", 25, lambda *_: _txn("secret")),
     Asked("EndTxn", 26, lambda *_: _txn("mine")),
     Asked("EndTxn of another's id", 26, lambda *_: _txn("secret")),
@@ -413,8 +499,11 @@ ASKED = (
     Asked("DeleteAcls", 31, _acl_filter),
     Asked("DescribeConfigs", 32, _configs),
     Asked("AlterConfigs", 33, _alter_configs),
-    Asked("DescribeLogDirs", 35, lambda *_: {
-        "topics": [{"topic": name, "partitions": [0]} for name in ("mine", "secret")]}),
+    Asked(
+        "DescribeLogDirs",
+        35,
+        lambda *_: {"topics": [{"topic": name, "partitions": [0]} for name in ("mine", "secret")]},
+    ),
     Asked("CreatePartitions", 37, _more_partitions),
     Asked("ElectLeaders", 43, _elect),
     Asked("IncrementalAlterConfigs", 44, _alter_configs),
@@ -423,40 +512,89 @@ ASKED = (
     Asked("DescribeClientQuotas", 48, lambda *_: {"components": [], "strict": False}),
     Asked("AlterClientQuotas", 49, _quota),
     Asked("DescribeUserScramCredentials", 50, lambda *_: {"users": [{"name": "zed"}]}),
-    Asked("AlterUserScramCredentials", 51, lambda *_: {
-        "deletions": [{"name": "zed", "mechanism": 1}], "upsertions": []}),
-    Asked("DescribeQuorum", 55, lambda *_: {"topics": [
-        {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]}),
-    Asked("UpdateFeatures", 57, lambda *_: {
-        "timeout": 1000, "feature_updates": [], "validate_only": True}),
-    Asked("DescribeCluster", 60, lambda *_: {
-        "include_cluster_authorized_operations": True, "endpoint_type": 1,
-        "include_fenced_brokers": False}),
-    Asked("DescribeProducers", 61, lambda *_: {
-        "topics": [{"name": name, "partition_indexes": [0]} for name in NAMES]}),
+    Asked(
+        "AlterUserScramCredentials",
+        51,
+        lambda *_: {"deletions": [{"name": "zed", "mechanism": 1}], "upsertions": []},
+    ),
+    Asked(
+        "DescribeQuorum",
+        55,
+        lambda *_: {
+            "topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
+        },
+    ),
+    Asked(
+        "UpdateFeatures",
+        57,
+        lambda *_: {"timeout": 1000, "feature_updates": [], "validate_only": True},
+    ),
+    Asked(
+        "DescribeCluster",
+        60,
+        lambda *_: {
+            "include_cluster_authorized_operations": True,
+            "endpoint_type": 1,
+            "include_fenced_brokers": False,
+        },
+    ),
+    Asked(
+        "DescribeProducers",
+        61,
+        lambda *_: {"topics": [{"name": name, "partition_indexes": [0]} for name in NAMES]},
+    ),
     Asked("UnregisterBroker", 64, lambda *_: {"broker_id": 99}),
-    Asked("DescribeTransactions", 65, lambda *_: {
-        "transactional_ids": ["mine", "secret", "missing"]}),
-    Asked("ListTransactions", 66, lambda *_: {
-        "state_filters": [], "producer_id_filters": [], "duration_filter": -1,
-        "transactional_id_pattern": None}),
+    Asked(
+        "DescribeTransactions", 65, lambda *_: {"transactional_ids": ["mine", "secret", "missing"]}
+    ),
+    Asked(
+        "ListTransactions",
+        66,
+        lambda *_: {
+            "state_filters": [],
+            "producer_id_filters": [],
+            "duration_filter": -1,
+            "transactional_id_pattern": None,
+        },
+    ),
     Asked("ListConfigResources", 74, lambda *_: {"resource_types": [2]}),
-    Asked("DescribeTopicPartitions", 75, lambda *_: {
-        "topics": [{"name": name} for name in NAMES], "response_partition_limit": 100,
-        "cursor": None}),
-    Asked("DescribeTopicPartitions of all", 75, lambda *_: {
-        "topics": [], "response_partition_limit": 100, "cursor": None}),
+    Asked(
+        "DescribeTopicPartitions",
+        75,
+        lambda *_: {
+            "topics": [{"name": name} for name in NAMES],
+            "response_partition_limit": 100,
+            "cursor": None,
+        },
+    ),
+    Asked(
+        "DescribeTopicPartitions of all",
+        75,
+        lambda *_: {"topics": [], "response_partition_limit": 100, "cursor": None},
+    ),
     Asked("AddRaftVoter", 80, _voter),
     Asked("RemoveRaftVoter", 81, _voter),
     # What they do is mended.
-    Asked("OffsetDelete", 47, lambda *_: {"group_id": "mine", "topics": [
-        {"name": name, "partitions": [{"partition_index": 0}]} for name in NAMES]}),
-    Asked("OffsetDelete of another's group", 47, lambda *_: {"group_id": "secret", "topics": [
-        {"name": name, "partitions": [{"partition_index": 0}]} for name in NAMES]}),
+    Asked(
+        "OffsetDelete",
+        47,
+        lambda *_: {
+            "group_id": "mine",
+            "topics": [{"name": name, "partitions": [{"partition_index": 0}]} for name in NAMES],
+        },
+    ),
+    Asked(
+        "OffsetDelete of another's group",
+        47,
+        lambda *_: {
+            "group_id": "secret",
+            "topics": [{"name": name, "partitions": [{"partition_index": 0}]} for name in NAMES],
+        },
+    ),
     Asked("DeleteGroups", 42, lambda *_: {"groups_names": ["mine", "secret", "missing"]}),
     Asked("DeleteTopics", 20, _delete),
     Asked("DeleteTopics of ids", 20, _delete_ids, since=6),
-)  # fmt: skip
+)
 
 MENDED = (42, 47, 20)
 """APIs after which the world is mended."""

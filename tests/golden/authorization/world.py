@@ -32,12 +32,20 @@ METADATA, COMMIT, FIND, HANDSHAKE, VERSIONS, CREATE, DELETE = 3, 8, 10, 17, 18, 
 LIST_OFFSETS, INIT, DESCRIBE_ACLS, CREATE_ACLS, DELETE_ACLS, AUTHENTICATE = 2, 22, 29, 30, 31, 36
 
 KEPT_FIELDS = {
-    "name", "topic", "topic_name", "topic_id", "group_id", "key", "transactional_id",
-    "resource_name", "user", "partition_index", "is_internal",
-}  # fmt: skip
+    "name",
+    "topic",
+    "topic_name",
+    "topic_id",
+    "group_id",
+    "key",
+    "transactional_id",
+    "resource_name",
+    "user",
+    "partition_index",
+    "is_internal",
+}
 """Fields of an answer that tell what it is about."""
-SOME = {"configs", "resources", "acls", "brokers", "voters",
-        "config_resources", "credential_infos"}  # fmt: skip
+SOME = {"configs", "resources", "acls", "brokers", "voters", "config_resources", "credential_infos"}
 """Arrays of which it counts whether anything is in them."""
 
 LEFT_OUT = {"matching_acls", "nodes"}
@@ -99,8 +107,9 @@ class World:
         self._new_asker = asker
         self._asker = asker()
         self.ids: dict[str, UUID] = {"fresh": UUID(int=1), "missing": NOWHERE}
-        listed = self._admin.ask(VERSIONS, 3, client_software_name="x",
-                                 client_software_version="1").api_keys  # fmt: skip
+        listed = self._admin.ask(
+            VERSIONS, 3, client_software_name="x", client_software_version="1"
+        ).api_keys
         self.served = {each.api_key: (each.min_version, each.max_version) for each in listed}
         self.mend()
 
@@ -122,9 +131,14 @@ class World:
 
     def _is_led(self) -> bool:
         asked = [{"name": name, "topic_id": UUID(int=0)} for name in ("mine", "secret")]
-        answered = self._admin.ask(METADATA, 12, topics=asked, allow_auto_topic_creation=False,
+        answered = self._admin.ask(
+            METADATA,
+            12,
+            topics=asked,
+            allow_auto_topic_creation=False,
             include_cluster_authorized_operations=False,
-            include_topic_authorized_operations=False).topics  # fmt: skip
+            include_topic_authorized_operations=False,
+        ).topics
         if not all(
             topic.topic_id == self.ids[topic.name]
             and topic.partitions
@@ -133,30 +147,53 @@ class World:
             for topic in answered
         ):
             return False
-        ends = [{"name": name, "partitions": [{"partition_index": 0, "timestamp": -1,
-                 "current_leader_epoch": -1}]} for name in ("mine", "secret")]  # fmt: skip
+        ends = [
+            {
+                "name": name,
+                "partitions": [{"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}],
+            }
+            for name in ("mine", "secret")
+        ]
         found = self._admin.ask(LIST_OFFSETS, 7, replica_id=-1, isolation_level=0, topics=ends)
         return not any(p.error_code for topic in found.topics for p in topic.partitions)
 
     def _commit(self, group: str) -> bool:
         topics = [
-            {"name": name, "partitions": [{"partition_index": 0, "committed_offset": 0,
-             "committed_leader_epoch": -1, "committed_metadata": None}]}
+            {
+                "name": name,
+                "partitions": [
+                    {
+                        "partition_index": 0,
+                        "committed_offset": 0,
+                        "committed_leader_epoch": -1,
+                        "committed_metadata": None,
+                    }
+                ],
+            }
             for name in ("mine", "secret")
-        ]  # fmt: skip
+        ]
         self._admin.ask(FIND, 4, key="", key_type=0, coordinator_keys=[group])
         answered = self._admin.ask(
-            COMMIT, 8, group_id=group, generation_id_or_member_epoch=-1, member_id="",
-            group_instance_id=None, topics=topics,
-        )  # fmt: skip
+            COMMIT,
+            8,
+            group_id=group,
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            group_instance_id=None,
+            topics=topics,
+        )
         return not any(p.error_code for topic in answered.topics for p in topic.partitions)
 
     def _init(self, transactional_id: str) -> bool:
         self._admin.ask(FIND, 4, key="", key_type=1, coordinator_keys=[transactional_id])
         return not self._admin.ask(
-            INIT, 4, transactional_id=transactional_id, transaction_timeout=60_000,
-            producer_id=-1, producer_epoch=-1,
-        ).error_code  # fmt: skip
+            INIT,
+            4,
+            transactional_id=transactional_id,
+            transaction_timeout=60_000,
+            producer_id=-1,
+            producer_epoch=-1,
+        ).error_code
 
     def _until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + DEADLINE_S
@@ -169,17 +206,30 @@ class World:
     def set(self, case: str) -> None:
         """Delete all bindings, and create those of a case."""
         every = {
-            "resource_type_filter": 1, "resource_name_filter": None, "pattern_type_filter": 1,
-            "principal_filter": None, "host_filter": None, "operation": 1, "permission_type": 1,
-        }  # fmt: skip
+            "resource_type_filter": 1,
+            "resource_name_filter": None,
+            "pattern_type_filter": 1,
+            "principal_filter": None,
+            "host_filter": None,
+            "operation": 1,
+            "permission_type": 1,
+        }
         self._admin.ask(DELETE_ACLS, 3, filters=[every])
         allowed, denied = bindings_of(case)
         wanted = [
-            {"resource_type": int(kind), "resource_name": name, "resource_pattern_type": 3,
-             "principal": ASKER, "host": "*", "operation": int(op), "permission_type": permission}
-            for permission, bindings in ((3, allowed), (2, denied)) for kind, op in bindings
+            {
+                "resource_type": int(kind),
+                "resource_name": name,
+                "resource_pattern_type": 3,
+                "principal": ASKER,
+                "host": "*",
+                "operation": int(op),
+                "permission_type": permission,
+            }
+            for permission, bindings in ((3, allowed), (2, denied))
+            for kind, op in bindings
             for name in ((CLUSTER_NAME,) if kind is Kind.CLUSTER else ALLOWED)
-        ]  # fmt: skip
+        ]
         if wanted:
             results = self._admin.ask(CREATE_ACLS, 3, creations=wanted).results
             assert not any(result.error_code for result in results), results
@@ -245,8 +295,11 @@ def unfold(recorded: Recorded) -> dict[tuple[str, int], dict[str, str]]:
             by_case: dict[str, str] = {}
             for answer, cases in by_answer.items():
                 chosen = CASES if cases == "*" else cases.split(";")
-                by_case = {**dict.fromkeys(chosen, answer), **by_case} if cases == "*" else {
-                    **by_case, **dict.fromkeys(chosen, answer)}  # fmt: skip
+                by_case = (
+                    {**dict.fromkeys(chosen, answer), **by_case}
+                    if cases == "*"
+                    else {**by_case, **dict.fromkeys(chosen, answer)}
+                )
             for version in range(first, last + 1):
                 answers[name, version] = {case: by_case[case] for case in CASES}
     return answers

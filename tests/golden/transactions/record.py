@@ -31,10 +31,12 @@ def record(names: list[str]) -> None:
         with (
             tempfile.TemporaryDirectory() as folder,
             kafka_dist.Broker(
-                Path(folder), free_port(above=[1]), features={"transaction.version": level},
+                Path(folder),
+                free_port(above=[1]),
+                features={"transaction.version": level},
                 **SETTINGS,
             ) as broker,
-        ):  # fmt: skip
+        ):
             verbs = Verbs(broker.bootstrap)
             verbs.ready()
             for path, steps in scripts.items():

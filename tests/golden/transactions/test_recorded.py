@@ -50,9 +50,8 @@ def kept() -> Iterator[str]:
 
 @pytest.fixture(scope="module", params=script.LEVELS)
 def kafka(
-    request: pytest.FixtureRequest, kafka_dist: ModuleType,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[str, int]]:  # fmt: skip
+    request: pytest.FixtureRequest, kafka_dist: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, int]]:
     """Apache Kafka at a level of ``transaction.version``."""
     level = int(request.param)
     features = {"transaction.version": level}

@@ -154,14 +154,24 @@ class Verbs:
         """Make a group stable with one member, ``m1``, of generation 1."""
         name = self._name(group)
         joined = self._ask(
-            JOIN, 3, group_id=name, session_timeout=60_000, rebalance_timeout=60_000, member_id="",
-            protocol_type="consumer", protocols=[{"name": "range", "metadata": b""}],
-        )  # fmt: skip
+            JOIN,
+            3,
+            group_id=name,
+            session_timeout=60_000,
+            rebalance_timeout=60_000,
+            member_id="",
+            protocol_type="consumer",
+            protocols=[{"name": "range", "metadata": b""}],
+        )
         self._members["m1"] = joined.member_id
         self._ask(
-            SYNC, 1, group_id=name, generation_id=1, member_id=joined.member_id,
+            SYNC,
+            1,
+            group_id=name,
+            generation_id=1,
+            member_id=joined.member_id,
             assignments=[{"member_id": joined.member_id, "assignment": b""}],
-        )  # fmt: skip
+        )
         return f"generation {joined.generation_id}"
 
     def level(self, number: str) -> str:
@@ -196,8 +206,10 @@ class Verbs:
         pid, epoch = self._producer(given)
         return {
             "transactional_id": None if transactional_id == "-" else self._name(transactional_id),
-            "transaction_timeout": int(timeout), "producer_id": pid, "producer_epoch": epoch,
-        }  # fmt: skip
+            "transaction_timeout": int(timeout),
+            "producer_id": pid,
+            "producer_epoch": epoch,
+        }
 
     def init(
         self, transactional_id: str, *, version: int, timeout: str = "60000", given: str = "-1/-1"
@@ -211,19 +223,33 @@ class Verbs:
         return f"{self._pid(answer.producer_id)}/{answer.producer_epoch}"
 
     def add(
-        self, transactional_id: str, producer: str, *partitions: str, version: int,
+        self,
+        transactional_id: str,
+        producer: str,
+        *partitions: str,
+        version: int,
         verify: str = "no",
-    ) -> str:  # fmt: skip
+    ) -> str:
         """AddPartitionsToTxn."""
         pid, epoch = self._producer(producer)
         name = self._name(transactional_id)
         topics = [{"name": t, "partitions": n} for t, n in self._partitions(partitions)]
-        one = {"transactional_id": name, "producer_id": pid, "producer_epoch": epoch,
-               "verify_only": verify == "yes", "topics": topics}  # fmt: skip
+        one = {
+            "transactional_id": name,
+            "producer_id": pid,
+            "producer_epoch": epoch,
+            "verify_only": verify == "yes",
+            "topics": topics,
+        }
         answer = self._ask(
-            ADD, version, v3_and_below_transactional_id=name, v3_and_below_producer_id=pid,
-            v3_and_below_producer_epoch=epoch, v3_and_below_topics=topics, transactions=[one],
-        )  # fmt: skip
+            ADD,
+            version,
+            v3_and_below_transactional_id=name,
+            v3_and_below_producer_id=pid,
+            v3_and_below_producer_epoch=epoch,
+            v3_and_below_topics=topics,
+            transactions=[one],
+        )
         if answer is None:
             return "closed"
         if version < 4:
@@ -247,18 +273,26 @@ class Verbs:
         """AddOffsetsToTxn."""
         pid, epoch = self._producer(producer)
         answer = self._ask(
-            ADD_OFFSETS, version, transactional_id=self._name(transactional_id), producer_id=pid,
-            producer_epoch=epoch, group_id=self._name(group),
-        )  # fmt: skip
+            ADD_OFFSETS,
+            version,
+            transactional_id=self._name(transactional_id),
+            producer_id=pid,
+            producer_epoch=epoch,
+            group_id=self._name(group),
+        )
         return "closed" if answer is None else _error(answer.error_code)
 
     def end(self, transactional_id: str, producer: str, result: str, *, version: int) -> str:
         """EndTxn; from version 5 on also the producer that goes on."""
         pid, epoch = self._producer(producer)
         answer = self._ask(
-            END, version, transactional_id=self._name(transactional_id), producer_id=pid,
-            producer_epoch=epoch, committed={"commit": True, "abort": False}[result],
-        )  # fmt: skip
+            END,
+            version,
+            transactional_id=self._name(transactional_id),
+            producer_id=pid,
+            producer_epoch=epoch,
+            committed={"commit": True, "abort": False}[result],
+        )
         if answer is None:
             return "closed"
         if version < 5 or answer.error_code:
@@ -278,20 +312,34 @@ class Verbs:
         started = "started" if one["start"] > 0 else "not started"
         topics = [f"{self._plain(t)}-{n}" for t, numbers in one["topics"] for n in sorted(numbers)]
         return " ".join(
-            [name, one["state"], f"{self._pid(one['pid'])}/{one['epoch']}",
-             f"timeout {one['timeout']}", started, *sorted(topics)]
-        )  # fmt: skip
+            [
+                name,
+                one["state"],
+                f"{self._pid(one['pid'])}/{one['epoch']}",
+                f"timeout {one['timeout']}",
+                started,
+                *sorted(topics),
+            ]
+        )
 
     def list(
-        self, *, version: int, states: str = "", pids: str = "", duration: str = "-1",
+        self,
+        *,
+        version: int,
+        states: str = "",
+        pids: str = "",
+        duration: str = "-1",
         pattern: str = "",
-    ) -> str:  # fmt: skip
+    ) -> str:
         """ListTransactions; those of other scenarios are left out."""
         answer = self._ask(
-            LIST, version, state_filters=states.split(",") if states else (),
+            LIST,
+            version,
+            state_filters=states.split(",") if states else (),
             producer_id_filters=[self._producer(f"{p}/0")[0] for p in pids.split(",") if p],
-            duration_filter=int(duration), transactional_id_pattern=pattern or None,
-        )  # fmt: skip
+            duration_filter=int(duration),
+            transactional_id_pattern=pattern or None,
+        )
         if answer.error_code:
             return _error(answer.error_code)
         listed = [
@@ -305,24 +353,44 @@ class Verbs:
     # Requests to the group coordinator.
 
     def commit_offsets(
-        self, transactional_id: str, producer: str, group: str, *offsets: str, version: int,
-        generation: str = "-1", member: str = "", instance: str = "",
-    ) -> str:  # fmt: skip
+        self,
+        transactional_id: str,
+        producer: str,
+        group: str,
+        *offsets: str,
+        version: int,
+        generation: str = "-1",
+        member: str = "",
+        instance: str = "",
+    ) -> str:
         """TxnOffsetCommit: ``commit-offsets bank p1/0 readers orders-0=5 v3``."""
         pid, epoch = self._producer(producer)
         wanted = [(*o.partition("=")[0].rsplit("-", 1), int(o.partition("=")[2])) for o in offsets]
         topics = [
-            {"name": self._name(topic), "partitions": [
-                {"partition_index": int(number), "committed_offset": offset,
-                 "committed_metadata": ""}]}
+            {
+                "name": self._name(topic),
+                "partitions": [
+                    {
+                        "partition_index": int(number),
+                        "committed_offset": offset,
+                        "committed_metadata": "",
+                    }
+                ],
+            }
             for topic, number, offset in wanted
-        ]  # fmt: skip
+        ]
         answer = self._ask(
-            COMMIT_OFFSETS, version, transactional_id=self._name(transactional_id),
-            group_id=self._name(group), producer_id=pid, producer_epoch=epoch,
-            generation_id=int(generation), member_id=self._members.get(member, member),
-            group_instance_id=instance or None, topics=topics,
-        )  # fmt: skip
+            COMMIT_OFFSETS,
+            version,
+            transactional_id=self._name(transactional_id),
+            group_id=self._name(group),
+            producer_id=pid,
+            producer_epoch=epoch,
+            generation_id=int(generation),
+            member_id=self._members.get(member, member),
+            group_instance_id=instance or None,
+            topics=topics,
+        )
         return "closed" if answer is None else self._each(answer.topics)
 
     def committed(self, group: str, *partitions: str, version: int = 7, stable: str = "no") -> str:
@@ -351,23 +419,42 @@ class Verbs:
     # Requests to the leader of a partition.
 
     def produce(
-        self, transactional_id: str, producer: str, partition: str, *, version: int,
-        sequence: str = "0", count: str = "1", acks: str = "-1", plain: str = "no",
-    ) -> str:  # fmt: skip
+        self,
+        transactional_id: str,
+        producer: str,
+        partition: str,
+        *,
+        version: int,
+        sequence: str = "0",
+        count: str = "1",
+        acks: str = "-1",
+        plain: str = "no",
+    ) -> str:
         """Produce of one batch, transactional unless ``plain=yes``; ``-`` is a null id."""
         pid, epoch = self._producer(producer)
         ((topic, (number,)),) = self._partitions([partition])
         stamp = int(time.time() * 1000)
         batch = build_batch(
-            [(stamp, b"key", b"value", ())] * int(count), producer_id=pid, producer_epoch=epoch,
-            base_sequence=int(sequence), is_transactional=plain == "no",
-        )  # fmt: skip
+            [(stamp, b"key", b"value", ())] * int(count),
+            producer_id=pid,
+            producer_epoch=epoch,
+            base_sequence=int(sequence),
+            is_transactional=plain == "no",
+        )
         answer = self._ask(
-            PRODUCE, version, acks=int(acks), timeout=30_000,
+            PRODUCE,
+            version,
+            acks=int(acks),
+            timeout=30_000,
             transactional_id=None if transactional_id == "-" else self._name(transactional_id),
-            topic_data=[{"name": topic, "topic_id": self._topics.get(topic),
-                         "partition_data": [{"index": number, "records": batch}]}],
-        )  # fmt: skip
+            topic_data=[
+                {
+                    "name": topic,
+                    "topic_id": self._topics.get(topic),
+                    "partition_data": [{"index": number, "records": batch}],
+                }
+            ],
+        )
         if answer is None:
             return "closed"
         (told,) = answer.responses[0].partition_responses
@@ -375,17 +462,25 @@ class Verbs:
         return error if told.error_code else f"none at {told.base_offset}"
 
     def markers(
-        self, producer: str, result: str, *partitions: str, version: int, coordinator: str = "0",
+        self,
+        producer: str,
+        result: str,
+        *partitions: str,
+        version: int,
+        coordinator: str = "0",
         transaction: str = "0",
-    ) -> str:  # fmt: skip
+    ) -> str:
         """WriteTxnMarkers, with a coordinator epoch and a transaction version."""
         pid, epoch = self._producer(producer)
         topics = [{"name": t, "partition_indexes": n} for t, n in self._partitions(partitions)]
         marker = {
-            "producer_id": pid, "producer_epoch": epoch, "topics": topics,
+            "producer_id": pid,
+            "producer_epoch": epoch,
+            "topics": topics,
             "transaction_result": {"commit": True, "abort": False}[result],
-            "coordinator_epoch": int(coordinator), "transaction_version": int(transaction),
-        }  # fmt: skip
+            "coordinator_epoch": int(coordinator),
+            "transaction_version": int(transaction),
+        }
         answer = self._ask(MARKERS, version, markers=[marker])
         return "closed" if answer is None else self._each(answer.markers[0].topics)
 
@@ -414,27 +509,55 @@ class Verbs:
         """ListOffsets: of the latest unless ``at`` says another timestamp."""
         ((topic, (number,)),) = self._partitions([partition])
         answer = self._ask(
-            LIST_OFFSETS, version, replica_id=-1, isolation_level=int(isolation), timeout=30_000,
-            topics=[{"name": topic, "partitions": [
-                {"partition_index": number, "timestamp": int(at)}]}],
-        )  # fmt: skip
+            LIST_OFFSETS,
+            version,
+            replica_id=-1,
+            isolation_level=int(isolation),
+            timeout=30_000,
+            topics=[
+                {"name": topic, "partitions": [{"partition_index": number, "timestamp": int(at)}]}
+            ],
+        )
         (told,) = answer.topics[0].partitions
         return _error(told.error_code) if told.error_code else str(told.offset)
 
     def read(
-        self, partition: str, *, version: int = 11, isolation: str = "1", offset: str = "0",
+        self,
+        partition: str,
+        *,
+        version: int = 11,
+        isolation: str = "1",
+        offset: str = "0",
         limit: str = "1048576",
-    ) -> str:  # fmt: skip
+    ) -> str:
         """Fetch, read_committed unless ``isolation=0``: ends, batches, aborted transactions."""
         ((topic, (number,)),) = self._partitions([partition])
         answer = self._ask(
-            FETCH, version, replica_id=-1, max_wait=0, min_bytes=1, max_bytes=1 << 24,
-            isolation_level=int(isolation), session_id=0, session_epoch=-1, rack_id="",
+            FETCH,
+            version,
+            replica_id=-1,
+            max_wait=0,
+            min_bytes=1,
+            max_bytes=1 << 24,
+            isolation_level=int(isolation),
+            session_id=0,
+            session_epoch=-1,
+            rack_id="",
             forgotten_topics_data=(),
-            topics=[{"topic": topic, "topic_id": self._topics.get(topic), "partitions": [
-                {"partition": number, "fetch_offset": int(offset),
-                 "partition_max_bytes": int(limit)}]}],
-        )  # fmt: skip
+            topics=[
+                {
+                    "topic": topic,
+                    "topic_id": self._topics.get(topic),
+                    "partitions": [
+                        {
+                            "partition": number,
+                            "fetch_offset": int(offset),
+                            "partition_max_bytes": int(limit),
+                        }
+                    ],
+                }
+            ],
+        )
         if answer.error_code:
             return _error(answer.error_code)
         (told,) = answer.responses[0].partitions
@@ -442,10 +565,15 @@ class Verbs:
             return _error(told.error_code)
         batches = [self._batch(header, data) for header, data in _batches(told.records or b"")]
         aborted = told.aborted_transactions
-        listed = "null" if aborted is None else " ".join(
-            f"{self._pid(a.producer_id)}@{a.first_offset}"
-            for a in sorted(aborted, key=lambda a: (a.first_offset, a.producer_id))
-        ) or "none"  # fmt: skip
+        listed = (
+            "null"
+            if aborted is None
+            else " ".join(
+                f"{self._pid(a.producer_id)}@{a.first_offset}"
+                for a in sorted(aborted, key=lambda a: (a.first_offset, a.producer_id))
+            )
+            or "none"
+        )
         return (
             f"high watermark {told.high_watermark}, stable {told.last_stable_offset}: "
             f"{', '.join(batches) or 'nothing'}; aborted {listed}"
@@ -463,10 +591,13 @@ class Verbs:
         """DeleteRecords; the new log start."""
         ((topic, (number,)),) = self._partitions([partition])
         answer = self._ask(
-            DELETE_RECORDS, version, timeout=30_000,
-            topics=[{"name": topic, "partitions": [
-                {"partition_index": number, "offset": int(before)}]}],
-        )  # fmt: skip
+            DELETE_RECORDS,
+            version,
+            timeout=30_000,
+            topics=[
+                {"name": topic, "partitions": [{"partition_index": number, "offset": int(before)}]}
+            ],
+        )
         (told,) = answer.topics[0].partitions
         return _error(told.error_code) if told.error_code else f"from {told.low_watermark}"
 

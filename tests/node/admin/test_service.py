@@ -106,10 +106,13 @@ def test_all_settings_of_a_topic(lone_node):
     shown = {
         name: tuple(settings[name][field] for field in ("value", "default", "source"))
         for name in (
-            "cleanup.policy", "segment.bytes", "retention.ms", "segment.ms",
+            "cleanup.policy",
+            "segment.bytes",
+            "retention.ms",
+            "segment.ms",
             "kept.compaction.latest.n",
         )
-    }  # fmt: skip
+    }
     assert shown == {
         "cleanup.policy": ("compact", "delete", "topic"),
         "segment.bytes": ("70000", "4000000", "topic"),

@@ -21,9 +21,10 @@ def again(lone, lone_node):
     config = lone.node.config
     lone.stop()
     return lone_node(
-        log_dirs=config.log_dirs[0], metadata_log_dir=config.metadata_log_dir,
+        log_dirs=config.log_dirs[0],
+        metadata_log_dir=config.metadata_log_dir,
         log_cleaner_enable="false",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,9 +153,10 @@ def test_a_torn_manifest_at_start_is_given_up_and_the_log_cleaned_anew(lone_node
     path = directory / "manifest-0-1"
     path.write_bytes(path.read_bytes()[:left])
     restarted = lone_node(
-        log_dirs=config.log_dirs[0], metadata_log_dir=config.metadata_log_dir,
+        log_dirs=config.log_dirs[0],
+        metadata_log_dir=config.metadata_log_dir,
         log_cleaner_enable="false",
-    )  # fmt: skip
+    )
     hosted = restarted.node.parts.table.replicas[TP]
     assert hosted.compaction is None and newest(hosted) == expected
     clean(restarted)

@@ -44,11 +44,20 @@ def test_every_broker_setting_of_kafka_is_known_or_refused_as_a_family():
 
 
 DIFFERENT_DEFAULT = {
-    "node.id", "broker.id", "process.roles", "listeners", "listener.security.protocol.map",
-    "log.dir", "controller.listener.names", "inter.broker.listener.name",
-    "metadata.log.max.record.bytes.between.snapshots", "group.max.size",
-    "ssl.keystore.type", "ssl.truststore.type", "sasl.enabled.mechanisms",
-}  # fmt: skip
+    "node.id",
+    "broker.id",
+    "process.roles",
+    "listeners",
+    "listener.security.protocol.map",
+    "log.dir",
+    "controller.listener.names",
+    "inter.broker.listener.name",
+    "metadata.log.max.record.bytes.between.snapshots",
+    "group.max.size",
+    "ssl.keystore.type",
+    "ssl.truststore.type",
+    "sasl.enabled.mechanisms",
+}
 DIFFERENT_TYPE = {"listener.security.protocol.map"}
 DIFFERENT_RANGE = {"log.segment.bytes"}
 
@@ -109,9 +118,14 @@ def test_what_is_called_honoured_is_read_somewhere():
 
 
 RESOLVED_AT_LOAD = {
-    "broker.id", "process.roles", "controller.quorum.voters", "listener.security.protocol.map",
-    "inter.broker.listener.name", "controller.listener.names", "log.dir",
-}  # fmt: skip
+    "broker.id",
+    "process.roles",
+    "controller.quorum.voters",
+    "listener.security.protocol.map",
+    "inter.broker.listener.name",
+    "controller.listener.names",
+    "log.dir",
+}
 """Settings that only decide what others mean, inside NodeConfig."""
 
 

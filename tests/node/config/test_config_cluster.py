@@ -118,10 +118,7 @@ def test_broker_id_will_do_for_node_id():
             "process.roles=controller needs controller.quorum.voters: name every controller",
         ),
         ({"process_roles": ""}, "process.roles is empty"),
-        (
-            {"process_roles": "leader"},
-            "Invalid value leader for configuration process.roles",
-        ),
+        ({"process_roles": "leader"}, "Invalid value leader for configuration process.roles"),
         (
             {"controller_quorum_voters": THREE},
             "node.id is not set, but controller.quorum.voters names 3 nodes",
@@ -175,24 +172,40 @@ def test_broker_id_will_do_for_node_id():
             "nobody can connect to no host",
         ),
         (
-            {"node_id": "9", "process_roles": "broker", "controller_quorum_voters": THREE,
-             "listeners": "PLAINTEXT://localhost:0"},
+            {
+                "node_id": "9",
+                "process_roles": "broker",
+                "controller_quorum_voters": THREE,
+                "listeners": "PLAINTEXT://localhost:0",
+            },
             "leaves no node port",
         ),
         (
-            {"node_id": "9", "process_roles": "broker", "controller_quorum_voters": THREE,
-             "listeners": "PLAINTEXT://localhost:65000"},
+            {
+                "node_id": "9",
+                "process_roles": "broker",
+                "controller_quorum_voters": THREE,
+                "listeners": "PLAINTEXT://localhost:65000",
+            },
             "leaves no node port",
         ),
         (
-            {"node_id": "9", "process_roles": "broker", "controller_quorum_voters": THREE,
-             "listeners": "PLAINTEXT://localhost:9092,OTHER://localhost:10092",
-             "listener_security_protocol_map": "OTHER:PLAINTEXT"},
+            {
+                "node_id": "9",
+                "process_roles": "broker",
+                "controller_quorum_voters": THREE,
+                "listeners": "PLAINTEXT://localhost:9092,OTHER://localhost:10092",
+                "listener_security_protocol_map": "OTHER:PLAINTEXT",
+            },
             "OTHER://localhost:10092 and NODE://localhost:10092 are the same address",
         ),
         (
-            {"node_id": "9", "process_roles": "broker", "controller_quorum_voters": THREE,
-             "listeners": "NODE://localhost:10092"},
+            {
+                "node_id": "9",
+                "process_roles": "broker",
+                "controller_quorum_voters": THREE,
+                "listeners": "NODE://localhost:10092",
+            },
             "none is left for clients",
         ),
         (
@@ -205,7 +218,7 @@ def test_broker_id_will_do_for_node_id():
             "replica.fetch.wait.max.ms (500) is above replica.lag.time.max.ms (300)",
         ),
     ],
-)  # fmt: skip
+)
 def test_refused(settings, message):
     assert message in refusal(**settings)
 

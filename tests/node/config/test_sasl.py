@@ -100,11 +100,15 @@ def test_what_is_refused(settings: dict[str, str], why: str) -> None:
 @pytest.mark.parametrize(
     ("option", "password", "is_taken"),
     [
-        ("user_a", "h", True), ("user_" + "a" * 255, "h" * 255, True),
-        ("user_" + "a" * 256, "h", False), ("user_a", "h" * 256, False), ("user_a", "", False),
-        ("user_a\0", "h", False), ("user_a", "h\0", False),
+        ("user_a", "h", True),
+        ("user_" + "a" * 255, "h" * 255, True),
+        ("user_" + "a" * 256, "h", False),
+        ("user_a", "h" * 256, False),
+        ("user_a", "", False),
+        ("user_a\0", "h", False),
+        ("user_a", "h\0", False),
     ],
-)  # fmt: skip
+)
 def test_users_of_plain_have_names_and_passwords_that_its_message_can_hold(
     option: str, password: str, *, is_taken: bool
 ) -> None:

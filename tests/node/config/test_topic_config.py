@@ -270,13 +270,16 @@ def test_sources_strongest_first():
     size = described["segment.bytes"]
     assert (size.value, size.source) == ("2000000", Source.DYNAMIC_BROKER_CONFIG)
     assert [(s.value, int(s.source)) for s in size.synonyms] == [
-        ("2000000", 2), ("3000000", 3), ("1073741824", 5),
-    ]  # fmt: skip
+        ("2000000", 2),
+        ("3000000", 3),
+        ("1073741824", 5),
+    ]
     age = described["segment.ms"]
     assert (age.value, age.source) == ("7", Source.DYNAMIC_TOPIC_CONFIG)
     assert [(s.name, s.value, int(s.source)) for s in age.synonyms][:2] == [
-        ("segment.ms", "7", 1), ("log.roll.ms", "5", 4),
-    ]  # fmt: skip
+        ("segment.ms", "7", 1),
+        ("log.roll.ms", "5", 4),
+    ]
     kept = described["retention.ms"]
     assert (kept.value, kept.source) == ("7200000", Source.STATIC_BROKER_CONFIG)
     assert kept.synonyms[0].name == "log.retention.hours"
@@ -304,13 +307,23 @@ def test_another_name_of_the_same_unit_is_taken_as_it_is():
 
 def test_kinds_and_sources_have_the_numbers_of_describe_configs():
     assert {kind.name: int(kind) for kind in ConfigType} == {
-        "BOOLEAN": 1, "STRING": 2, "INT": 3, "SHORT": 4, "LONG": 5, "DOUBLE": 6, "LIST": 7,
-        "CLASS": 8, "PASSWORD": 9,
-    }  # fmt: skip
+        "BOOLEAN": 1,
+        "STRING": 2,
+        "INT": 3,
+        "SHORT": 4,
+        "LONG": 5,
+        "DOUBLE": 6,
+        "LIST": 7,
+        "CLASS": 8,
+        "PASSWORD": 9,
+    }
     assert {source.name: int(source) for source in Source} == {
-        "DYNAMIC_TOPIC_CONFIG": 1, "DYNAMIC_BROKER_CONFIG": 2,
-        "DYNAMIC_DEFAULT_BROKER_CONFIG": 3, "STATIC_BROKER_CONFIG": 4, "DEFAULT_CONFIG": 5,
-    }  # fmt: skip
+        "DYNAMIC_TOPIC_CONFIG": 1,
+        "DYNAMIC_BROKER_CONFIG": 2,
+        "DYNAMIC_DEFAULT_BROKER_CONFIG": 3,
+        "STATIC_BROKER_CONFIG": 4,
+        "DEFAULT_CONFIG": 5,
+    }
 
 
 @pytest.mark.parametrize(

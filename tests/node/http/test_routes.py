@@ -231,8 +231,13 @@ async def collected_beside_others(chunks):
 def test_an_unknown_topic_is_answered_with_the_name_that_is_near(lone):
     for name in ("users", "orders", "orders-eu"):
         lone.create(name)
-    for path in ("topics/usres", "topics/usres/groups", "search?topic=usres",
-                 "records?topic=usres&partition=0", "tail?topic=usres"):  # fmt: skip
+    for path in (
+        "topics/usres",
+        "topics/usres/groups",
+        "search?topic=usres",
+        "records?topic=usres&partition=0",
+        "tail?topic=usres",
+    ):
         head = f"GET /api/v1/{path} HTTP/1.1\r\nHost: localhost\r\n\r\n"
         status, _, body = lone.http(head)
         assert status == 404, path

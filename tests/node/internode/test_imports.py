@@ -23,6 +23,9 @@ print(sorted(name for name in sys.modules if name.split(".")[0] in ("grpc", "goo
 def test_a_lone_node_never_imports_grpc_or_protobuf(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", LONE, str(tmp_path / "data")],
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     assert done.stdout.splitlines()[-1] == "[]"

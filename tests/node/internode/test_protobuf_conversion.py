@@ -49,8 +49,12 @@ RAFT = [
         **HEAD, accepted=False, match_index=8, hint_index=4, hint_term=2, round=3
     ),
     messages.InstallSnapshot(
-        **HEAD, last_index=90, last_term=6, image_bytes=b"image",
-        voters=(Voter(1, ID, "a", 1), Voter(2, OTHER)), round=4,
+        **HEAD,
+        last_index=90,
+        last_term=6,
+        image_bytes=b"image",
+        voters=(Voter(1, ID, "a", 1), Voter(2, OTHER)),
+        round=4,
     ),
     messages.SnapshotReply(**HEAD, match_index=90, round=4),
     messages.TimeoutNow(**HEAD),
@@ -59,7 +63,7 @@ RAFT = [
     messages.AppendEntries(
         **HEAD, prev_index=8, prev_term=6, acknowledged=8, acknowledged_by=OTHER
     ),
-]  # fmt: skip
+]
 """Each kind; with :func:`test_every_kind_is_here` none can be forgotten."""
 
 NAME = ManifestRef(Generation(2, 7), 5000)
@@ -77,10 +81,12 @@ CALL_VALUES = [
         3, 5, (rpc.IsrChange(ID, 4, 2, 9, (rpc.IsrMember(3, 5), rpc.IsrMember(1, 2)), 1),)
     ),
     rpc.AlterPartitionsRequest(3, 5, (rpc.IsrChange(ID, 4, 2, 9, (rpc.IsrMember(3, 5),), 0, 6),)),
-    rpc.AlterPartitionsReply((
-        rpc.IsrResult(ID, 4, None, 3, 2, 10, (3, 1), 0),
-        rpc.IsrResult(ID, 5, Failure("NotController", "it is 9", 9), -1, -1, -1, (), 0),
-    )),
+    rpc.AlterPartitionsReply(
+        (
+            rpc.IsrResult(ID, 4, None, 3, 2, 10, (3, 1), 0),
+            rpc.IsrResult(ID, 5, Failure("NotController", "it is 9", 9), -1, -1, -1, (), 0),
+        )
+    ),
     rpc.AllocateProducerIdsRequest(3, 5),
     rpc.AllocateProducerIdsReply(1000, 1000),
     rpc.ForwardRequest(19, 7, b"body", "PLAINTEXT", None, "::1"),
@@ -95,23 +101,31 @@ CALL_VALUES = [
     rpc.ConfirmReply(12),
     rpc.PeerHttpRequest("GET", "/api/v1/topics", '{"segments": "true"}', "{}"),
     rpc.PeerHttpReply(200, b'{"topics": []}'),
-    manifests.PullManifestsRequest(3, 5, (
-        manifests.ManifestPull(ID, 4, 2, 9, NAME, None, True, 6000, (NAME,)),
-        manifests.ManifestPull(ID, 0, 2, 1, None, NAME, False, 0, ()),
-    )),
-    manifests.PullManifestsReply((
-        manifests.ManifestAnswer(None, NAME, None, (manifests.ManifestBody(NAME, 4, 5, b"body"),)),
-        manifests.ManifestAnswer(Failure("FencedLeaderEpoch", "epoch 2, now it is 3")),
-    )),
+    manifests.PullManifestsRequest(
+        3,
+        5,
+        (
+            manifests.ManifestPull(ID, 4, 2, 9, NAME, None, True, 6000, (NAME,)),
+            manifests.ManifestPull(ID, 0, 2, 1, None, NAME, False, 0, ()),
+        ),
+    ),
+    manifests.PullManifestsReply(
+        (
+            manifests.ManifestAnswer(
+                None, NAME, None, (manifests.ManifestBody(NAME, 4, 5, b"body"),)
+            ),
+            manifests.ManifestAnswer(Failure("FencedLeaderEpoch", "epoch 2, now it is 3")),
+        )
+    ),
     manifests.ManifestChunkRequest(ID, 4, 2, NAME, 1 << 20),
     manifests.ManifestChunkReply(b"piece", 0xFFFFFFFF),
     manifests.ManifestNewsRequest(3, (manifests.ManifestNews(ID, 4, 2),)),
     manifests.ManifestNewsReply(),
-    manifests.PullManifestsRequest(3, 5, (
-        manifests.ManifestPull(ID, 0, 2, 1, NAME, None, True, 6000, (NAME,), complete=True),
-    )),
+    manifests.PullManifestsRequest(
+        3, 5, (manifests.ManifestPull(ID, 0, 2, 1, NAME, None, True, 6000, (NAME,), complete=True),)
+    ),
     manifests.PullManifestsReply((manifests.ManifestAnswer(None, NAME, complete=True),)),
-]  # fmt: skip
+]
 
 HELLOS = [
     Hello("c", 1, ID),
@@ -211,13 +225,20 @@ node = st.integers(0, 2**31 - 1)
 
 @given(
     st.builds(
-        messages.AppendEntries, term=uint, sender=node, to=node, directory_id=st.uuids(),
-        prev_index=uint, prev_term=uint, commit_index=uint, round=uint,
+        messages.AppendEntries,
+        term=uint,
+        sender=node,
+        to=node,
+        directory_id=st.uuids(),
+        prev_index=uint,
+        prev_term=uint,
+        commit_index=uint,
+        round=uint,
         entries=st.lists(st.builds(Entry, uint, uint, st.binary(max_size=50)), max_size=4).map(
             tuple
         ),
     )
-)  # fmt: skip
+)
 def test_appends_of_any_content_come_back(message):
     assert protobuf_conversion.decode_raft(protobuf_conversion.encode_raft(message)) == message
 

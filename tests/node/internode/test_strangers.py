@@ -197,12 +197,19 @@ async def test_nothing_long_is_put_together_before_the_connection_is_open(net, c
 
 
 WRONG = [
-    {"port": 65_536}, {"port": -1}, {"port": 2**31 - 1}, {"host": "a\0b"}, {"host": "a\nb"},
-    {"host": "x" * 256}, {"node_id": -1}, {"node_id": -(2**31)},
-    {"voters": (ConfiguredVoter(1, "a", 70_000),)}, {"voters": (ConfiguredVoter(-1, "a", 1),)},
+    {"port": 65_536},
+    {"port": -1},
+    {"port": 2**31 - 1},
+    {"host": "a\0b"},
+    {"host": "a\nb"},
+    {"host": "x" * 256},
+    {"node_id": -1},
+    {"node_id": -(2**31)},
+    {"voters": (ConfiguredVoter(1, "a", 70_000),)},
+    {"voters": (ConfiguredVoter(-1, "a", 1),)},
     {"voters": (ConfiguredVoter(1, "a\0", 1),)},
     {"voters": tuple(ConfiguredVoter(n, "a", 1) for n in range(1025))},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -34,18 +34,37 @@ FILTER = {
 }
 REQUESTS: dict[int, dict[str, Any]] = {
     19: {"topics": [TOPIC], "timeout": 1000, "validate_only": False},
-    20: {"topics": [{"name": "t", "topic_id": uuid.UUID(int=7)}], "topic_names": ["t"],
-         "timeout": 1000},
+    20: {
+        "topics": [{"name": "t", "topic_id": uuid.UUID(int=7)}],
+        "topic_names": ["t"],
+        "timeout": 1000,
+    },
     29: FILTER,
-    30: {"creations": [{"resource_type": 2, "resource_name": "t", "resource_pattern_type": 3,
-                        "principal": "User:ada", "host": "*", "operation": 3,
-                        "permission_type": 3}]},
+    30: {
+        "creations": [
+            {
+                "resource_type": 2,
+                "resource_name": "t",
+                "resource_pattern_type": 3,
+                "principal": "User:ada",
+                "host": "*",
+                "operation": 3,
+                "permission_type": 3,
+            }
+        ]
+    },
     31: {"filters": [FILTER]},
     33: {"resources": [RESOURCE], "validate_only": False},
-    37: {"topics": [{"name": "t", "count": 2, "assignments": None}], "timeout": 1000,
-         "validate_only": False},
-    43: {"election_type": 0, "topic_partitions": [{"topic": "t", "partitions": [0, 1]}],
-         "timeout": 1000},
+    37: {
+        "topics": [{"name": "t", "count": 2, "assignments": None}],
+        "timeout": 1000,
+        "validate_only": False,
+    },
+    43: {
+        "election_type": 0,
+        "topic_partitions": [{"topic": "t", "partitions": [0, 1]}],
+        "timeout": 1000,
+    },
     44: {"resources": [RESOURCE], "validate_only": False},
     45: {"topics": (), "timeout": 1000},
     46: {"topics": None, "timeout": 1000},
@@ -59,15 +78,29 @@ REQUESTS: dict[int, dict[str, Any]] = {
         ],
         "validate_only": False,
     },
-    51: {"deletions": [{"name": "ada", "mechanism": 1}],
-         "upsertions": [{"name": "bob", "mechanism": 1, "iterations": 4096, "salt": b"s",
-                         "salted_password": b"p"}]},
+    51: {
+        "deletions": [{"name": "ada", "mechanism": 1}],
+        "upsertions": [
+            {
+                "name": "bob",
+                "mechanism": 1,
+                "iterations": 4096,
+                "salt": b"s",
+                "salted_password": b"p",
+            }
+        ],
+    },
     55: {"topics": [{"topic_name": "t", "partitions": [{"partition_index": 0}]}]},
     64: {"broker_id": 1},
-    80: {"cluster_id": None, "voter_id": 1, "voter_directory_id": None, "listeners": (),
-         "timeout": 1000},
+    80: {
+        "cluster_id": None,
+        "voter_id": 1,
+        "voter_directory_id": None,
+        "listeners": (),
+        "timeout": 1000,
+    },
     81: {"cluster_id": None, "voter_id": 1, "voter_directory_id": None},
-}  # fmt: skip
+}
 CASES = [
     (key, version)
     for key in sorted(api.FORWARDED)

@@ -252,8 +252,9 @@ def reading(replica=-1, now_ms=5):
 QUIET = PartitionData(0, 0, 5, 5, 0)
 
 
-@pytest.mark.parametrize("changed", ["error_code", "high_watermark", "last_stable_offset",
-                                     "log_start_offset"])  # fmt: skip
+@pytest.mark.parametrize(
+    "changed", ["error_code", "high_watermark", "last_stable_offset", "log_start_offset"]
+)
 def test_whatever_moves_is_news_once(changed):
     _, cached, _ = reading()
     assert cached.has_news(QUIET) and not cached.has_news(QUIET)

@@ -209,11 +209,15 @@ def test_the_node_connection_that_was_idle_longest_makes_room(full) -> None:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (b"GET /healthz HTTP/1.1", True), (b"HEAD /readyz", True), (b"GET /", None),
-        (b"HEAD", None), (b"GET /metrics", False), (b"POST /healthz", False),
+        (b"GET /healthz HTTP/1.1", True),
+        (b"HEAD /readyz", True),
+        (b"GET /", None),
+        (b"HEAD", None),
+        (b"GET /metrics", False),
+        (b"POST /healthz", False),
         (b"\0\0\0\x14", False),
     ],
-)  # fmt: skip
+)
 def test_a_probe_is_known_by_its_first_bytes(said, expected) -> None:
     assert Listener.is_probe(said) is expected
 
@@ -505,12 +509,18 @@ async def test_a_refused_login_is_told_of_before_its_answer_waits(
 @pytest.mark.parametrize(
     ("between_nodes", "host", "allowed"),
     [
-        (False, "127.0.0.1", True), (False, "127.8.8.8", True), (False, "::1", True),
-        (False, "[::1]", True), (False, "10.1.2.3", False), (False, "192.168.0.1", False),
-        (False, "", False), (False, "fe80::1", False), (False, "localhost.evil", False),
+        (False, "127.0.0.1", True),
+        (False, "127.8.8.8", True),
+        (False, "::1", True),
+        (False, "[::1]", True),
+        (False, "10.1.2.3", False),
+        (False, "192.168.0.1", False),
+        (False, "", False),
+        (False, "fe80::1", False),
+        (False, "localhost.evil", False),
         (True, "10.1.2.3", True),
     ],
-)  # fmt: skip
+)
 def test_who_votes_is_not_for_every_client(between_nodes: bool, host: str, allowed: bool) -> None:
     assert may_change_voters(between_nodes, Session(host=host, authorizer=ALLOW_ALL)) is allowed
     found = Site().listener(between_nodes=between_nodes)

@@ -133,9 +133,12 @@ def test_responses_behind_one_that_waits_are_bounded(node, leaves) -> None:
     """A fetch waits for records; what was asked behind it is made, and must not pile up."""
     partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
     values = {
-        "max_wait": 2000 if not leaves else 60_000, "min_bytes": 1, "max_bytes": 1000,
-        "isolation_level": 0, "topics": [{"topic": "quiet", "partitions": [partition]}],
-    }  # fmt: skip
+        "max_wait": 2000 if not leaves else 60_000,
+        "min_bytes": 1,
+        "max_bytes": 1000,
+        "isolation_level": 0,
+        "topics": [{"topic": "quiet", "partitions": [partition]}],
+    }
     waits = protocol.encode_request(1, 4, 1, "test", values)
 
     async def go() -> None:

@@ -82,8 +82,10 @@ def test_who_logs_in_has_a_session(secure, mechanism, client, version) -> None:
             (connection,) = listener_of(lone).connections
             session = connection.session
             assert (session.user, session.mechanism, session.host) == (
-                client_arguments(client)[-2], mechanism, "127.0.0.1",
-            )  # fmt: skip
+                client_arguments(client)[-2],
+                mechanism,
+                "127.0.0.1",
+            )
             assert not listener_of(lone).logging_in
             # No lifetime was told: whoever is in has no business with SASL any more.
             again = await peer.ask(HANDSHAKE, 1, mechanism=mechanism)

@@ -239,9 +239,14 @@ def test_a_node_that_may_be_one_no_more_is_cut_off(
         parts._access_moved()
 
     allowed = AclBinding(
-        AclResourceType.CLUSTER, CLUSTER_NAME, PatternType.LITERAL, "User:CN=other", "*",
-        AclOperation.CLUSTER_ACTION, AclPermission.ALLOW,
-    )  # fmt: skip
+        AclResourceType.CLUSTER,
+        CLUSTER_NAME,
+        PatternType.LITERAL,
+        "User:CN=other",
+        "*",
+        AclOperation.CLUSTER_ACTION,
+        AclPermission.ALLOW,
+    )
     by_right, by_name = connected("User:CN=other"), connected("User:CN=node")
     rules_are(AclIndex().changed([allowed]))
     assert not (by_right.aborted or by_name.aborted)

@@ -47,9 +47,12 @@ def read(name: str, listed: tuple[Voter, ...] = ()) -> Begun:
     found = directories.read(Disk(), str(path), node_id)
     alone = name == "one"
     return adopted_metadata.read(
-        Disk(), str(path / layout.METADATA_LOG), cluster_id=found.cluster_id, node_id=node_id,
+        Disk(),
+        str(path / layout.METADATA_LOG),
+        cluster_id=found.cluster_id,
+        node_id=node_id,
         voters=listed or voters(config(path, node_id, alone=alone), found.cluster_id),
-    )  # fmt: skip
+    )
 
 
 def copy(name: str, target: Path) -> Path:

@@ -69,9 +69,13 @@ def test_it_is_taken_over_once_and_kafkas_metadata_stay(kafka: Path) -> None:
     assert [voter.port for voter in files.image.voters] == [23092, 23192, 23292]
     assert files.identity.directory_id == files.image.voters[0].directory_id
     directory = LogDirectory.open(
-        str(kafka), Disk(), cluster_id=files.image.cluster_id or "", node_id=0,
-        new_directory_id=ANOTHER, now_ms=0,
-    )  # fmt: skip
+        str(kafka),
+        Disk(),
+        cluster_id=files.image.cluster_id or "",
+        node_id=0,
+        new_directory_id=ANOTHER,
+        now_ms=0,
+    )
     assert directory.adopted
     assert directory.was_clean
     names = {found.directory_name for found in directory.scan()}

@@ -54,9 +54,14 @@ def secure(admin: AdminClient) -> None:
     for made in admin.create_acls(bindings).values():
         made.result(30)
     gone = AclBindingFilter(
-        ResourceType.ANY, "gone", ResourcePatternType.ANY, None, None, AclOperation.ANY,
+        ResourceType.ANY,
+        "gone",
+        ResourcePatternType.ANY,
+        None,
+        None,
+        AclOperation.ANY,
         AclPermissionType.ANY,
-    )  # fmt: skip
+    )
     for deleted in admin.delete_acls([gone]).values():
         assert len(deleted.result(30)) == 1
     for alteration in (
@@ -72,9 +77,14 @@ def secure(admin: AdminClient) -> None:
 
 def bindings_of(admin: AdminClient) -> set[str]:
     everything = AclBindingFilter(
-        ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY,
+        ResourceType.ANY,
+        None,
+        ResourcePatternType.ANY,
+        None,
+        None,
+        AclOperation.ANY,
         AclPermissionType.ANY,
-    )  # fmt: skip
+    )
     return {str(found) for found in admin.describe_acls(everything).result(30)}
 
 
@@ -116,10 +126,19 @@ def test_what_secured_kafka_secures_kept(
         secure(admin)
         for change in (quota, ("--delete-config", "request_percentage")):
             kafka_dist.run(
-                "kafka.admin.ConfigCommand", "--bootstrap-server", broker.bootstrap, "--alter",
-                "--entity-type", "users", "--entity-name", "ada", "--entity-type", "clients",
-                "--entity-default", *change,
-            )  # fmt: skip
+                "kafka.admin.ConfigCommand",
+                "--bootstrap-server",
+                broker.bootstrap,
+                "--alter",
+                "--entity-type",
+                "users",
+                "--entity-name",
+                "ada",
+                "--entity-type",
+                "clients",
+                "--entity-default",
+                *change,
+            )
         before = bindings_of(admin), users_of(admin)
     assert len(before[0]) == 2 and before[1].keys() == {"ada"}
     assert bool([*(broker.data / "__cluster_metadata-0").glob("*-*.checkpoint")]) is checkpoints

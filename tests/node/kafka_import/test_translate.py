@@ -47,10 +47,18 @@ def whole(begun: Begun) -> Image:
 
 def partition(number: int = 0, topic_id: UUID = A, **fields: object) -> kafka_records.Partition:
     values: dict[str, object] = {
-        "topic_id": topic_id, "partition": number, "replicas": (1, 2, 3), "isr": (1, 2, 3),
-        "removing": (), "adding": (), "leader": 1, "recovering": False, "leader_epoch": 0,
-        "partition_epoch": 0, "elr": (),
-    }  # fmt: skip
+        "topic_id": topic_id,
+        "partition": number,
+        "replicas": (1, 2, 3),
+        "isr": (1, 2, 3),
+        "removing": (),
+        "adding": (),
+        "leader": 1,
+        "recovering": False,
+        "leader_epoch": 0,
+        "partition_epoch": 0,
+        "elr": (),
+    }
     return kafka_records.Partition(**(values | fields))  # type: ignore[arg-type]
 
 
@@ -66,8 +74,13 @@ def test_a_node_with_checkpoints_gives_all_its_topics_and_settings() -> None:
     image = whole(begun)
     assert (begun.image.index, begun.term) == (92, 1)  # the newest checkpoint
     assert {name: len(topic.partitions) for name, topic in image.topics.items()} == {
-        "t0": 3, "t1": 3, "t3": 3, "t4": 5, "t5": 3, "late": 2,
-    }  # fmt: skip
+        "t0": 3,
+        "t1": 3,
+        "t3": 3,
+        "t4": 5,
+        "t5": 3,
+        "late": 2,
+    }
     assert image.config(2, "t1") == {"cleanup.policy": "compact,delete"}
     assert image.config(4, "")["log.retention.ms"] == "5000000"
     assert image.cluster_id == "rp4NgQTYSq2Wmy8ngP4D8g"

@@ -44,9 +44,15 @@ class One:
         self.failures: list[str] = []
         self.log.on_failure = self.failures.append
         self.log.open(
-            DIR, self.disk, node_id=0, directory_id=UUID(int=1), voters=(), observer=False,
-            settings=RaftSettings(), **more,
-        )  # fmt: skip
+            DIR,
+            self.disk,
+            node_id=0,
+            directory_id=UUID(int=1),
+            voters=(),
+            observer=False,
+            settings=RaftSettings(),
+            **more,
+        )
 
     @property
     def value(self) -> str | None:
@@ -161,9 +167,14 @@ def test_what_is_proposed_before_the_loop_serves_is_durable() -> None:
         assert one.log.image.index == index and one.value == "now"
         again = MetadataLog(asyncio.get_running_loop(), Counters())
         again.open(
-            DIR, one.disk.after_power_loss(3), node_id=0, directory_id=UUID(int=1), voters=(),
-            observer=False, settings=RaftSettings(),
-        )  # fmt: skip
+            DIR,
+            one.disk.after_power_loss(3),
+            node_id=0,
+            directory_id=UUID(int=1),
+            voters=(),
+            observer=False,
+            settings=RaftSettings(),
+        )
         assert again.image.config(4, "")["k"] == "now"
         await again.close()
 
@@ -343,9 +354,14 @@ def test_a_snapshot_that_is_right_is_taken_once_it_was_read() -> None:
         log.raft_node.receive = taken.append
         image = log.image
         whole = InstallSnapshot(
-            sender=2, to=0, term=9, last_index=image.index, last_term=7,
-            image_bytes=encode_snapshot(image, 7), voters=image.voters,
-        )  # fmt: skip
+            sender=2,
+            to=0,
+            term=9,
+            last_index=image.index,
+            last_term=7,
+            image_bytes=encode_snapshot(image, 7),
+            voters=image.voters,
+        )
         log.receive(whole)
         assert not taken, "it is read in the thread first"
         await asyncio.get_running_loop().run_in_executor(log._pool, int)

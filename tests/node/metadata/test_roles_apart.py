@@ -183,8 +183,11 @@ def test_controllers_and_brokers_apart(site):
     assert "Traceback" not in "".join(site.log(node) for node in site.processes)
 
 
-SHORT = {"broker.session.timeout.ms": 3000, "broker.heartbeat.interval.ms": 500,
-         "kept.stall.ms": 2000}  # fmt: skip
+SHORT = {
+    "broker.session.timeout.ms": 3000,
+    "broker.heartbeat.interval.ms": 500,
+    "kept.stall.ms": 2000,
+}
 
 
 @pytest.mark.slow

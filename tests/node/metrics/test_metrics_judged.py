@@ -18,17 +18,32 @@ from kept.node.metrics.lazy_metrics import LazyMetrics
 from tests.tools import judges
 
 SCRAPED = {
-    "kept_log_cleaner_compactions_total", "kept_log_cleaner_cleaned_bytes_total",
-    "kept_log_cleaner_dirty_ratio", "kept_log_cleaner_duration_seconds_bucket",
-    "kept_bytes_in_total", "kept_records_in_total", "kept_bytes_out_total",
+    "kept_log_cleaner_compactions_total",
+    "kept_log_cleaner_cleaned_bytes_total",
+    "kept_log_cleaner_dirty_ratio",
+    "kept_log_cleaner_duration_seconds_bucket",
+    "kept_bytes_in_total",
+    "kept_records_in_total",
+    "kept_bytes_out_total",
     "kept_records_out_total",
-    "kept_request_seconds_bucket", "kept_connections", "kept_under_replicated_partitions",
-    "kept_offline_partitions", "kept_isr_shrinks_total", "kept_isr_expands_total",
-    "kept_raft_term", "kept_raft_leader", "kept_raft_commit_lag", "kept_manifest_generation",
-    "kept_tombstones_pending", "kept_log_cleaner_uncleanable_partitions",
-    "kept_fsync_seconds_bucket", "kept_open_fds", "kept_resident_memory_bytes",
-    "kept_group_lag", "kept_build_info",
-}  # fmt: skip
+    "kept_request_seconds_bucket",
+    "kept_connections",
+    "kept_under_replicated_partitions",
+    "kept_offline_partitions",
+    "kept_isr_shrinks_total",
+    "kept_isr_expands_total",
+    "kept_raft_term",
+    "kept_raft_leader",
+    "kept_raft_commit_lag",
+    "kept_manifest_generation",
+    "kept_tombstones_pending",
+    "kept_log_cleaner_uncleanable_partitions",
+    "kept_fsync_seconds_bucket",
+    "kept_open_fds",
+    "kept_resident_memory_bytes",
+    "kept_group_lag",
+    "kept_build_info",
+}
 """What operators build on."""
 
 
@@ -55,9 +70,12 @@ def test_promtool_finds_nothing_to_say(kept_cluster):
     names = {line.split(b"{")[0].split(b" ")[0].decode() for line in text.splitlines()}
     assert names >= SCRAPED, SCRAPED - names
     judged = subprocess.run(
-        [judges.promtool(), "check", "metrics"], input=text, capture_output=True, check=False,
+        [judges.promtool(), "check", "metrics"],
+        input=text,
+        capture_output=True,
+        check=False,
         timeout=60,
-    )  # fmt: skip
+    )
     assert (judged.returncode, judged.stdout + judged.stderr) == (0, b"")
 
 

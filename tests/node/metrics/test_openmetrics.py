@@ -92,8 +92,12 @@ def test_promtool_reads_every_sample(lone_node, tmp_path):
     (tmp_path / "metrics").write_text(timed)
     judged = subprocess.run(
         [judges.promtool(), "tsdb", "create-blocks-from", "openmetrics", "metrics", "data"],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert judged.returncode == 0, judged.stderr
     titles, *blocks = judged.stdout.splitlines()
     column = titles.index("NUM SAMPLES")

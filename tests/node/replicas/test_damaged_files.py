@@ -40,7 +40,7 @@ DAMAGES = {
     "flip": lambda data: flip(data, len(data) // 2),
     "garbage": lambda data: b"\x07garbage" * 9,
     "missing": None,
-}  # fmt: skip
+}
 KINDS = {
     "last log": "log/plain-0/*.log",
     "first log": "log/plain-0/*.log",
@@ -121,8 +121,11 @@ def contents(node: Node) -> dict[str, dict[int, tuple]]:
 def written(tmp_path_factory):
     """Directories of a node that was stopped, and of one that was killed."""
     root = tmp_path_factory.mktemp("written")
-    with Cluster(directory=root / "nodes", log_cleaner_backoff_ms=50,
-                 replica_high_watermark_checkpoint_interval_ms=100) as cluster:  # fmt: skip
+    with Cluster(
+        directory=root / "nodes",
+        log_cleaner_backoff_ms=50,
+        replica_high_watermark_checkpoint_interval_ms=100,
+    ) as cluster:
         small = {"segment.bytes": "1500", "index.interval.bytes": "200"}
         with cluster.client() as client:
             client.create_topic("plain", partitions=1, config=small)
@@ -236,8 +239,9 @@ def test_damaged(written, model, tmp_path, caplog, capfd, state, kind, how):  # 
     refusal, found, offline = start(str(path))
     said = caplog.text + capfd.readouterr().err
     if refusal is not None:
-        assert any(name in str(refusal) or os.path.dirname(name) in str(refusal)
-                   for name in damaged), f"which file? {refusal}"  # fmt: skip
+        assert any(
+            name in str(refusal) or os.path.dirname(name) in str(refusal) for name in damaged
+        ), f"which file? {refusal}"
         after = [Path(p).read_bytes() if os.path.exists(p) else None for p in damaged]
         assert after == before, "a refusal changes nothing"
         return

@@ -30,8 +30,12 @@ def directories(paths: str, disk: Any = None, table: ReplicaTable | None = None)
     settings = {"log_dirs": ",".join(f"/{path}" for path in paths)}
     if not paths:
         voter = "1@localhost:10092"
-        settings = {"process_roles": "controller", "node_id": "1", "log_dirs": "/a",
-                    "controller_quorum_voters": voter}  # fmt: skip
+        settings = {
+            "process_roles": "controller",
+            "node_id": "1",
+            "log_dirs": "/a",
+            "controller_quorum_voters": voter,
+        }
     runtime: Any = InlineRuntime(disk)
     return LogDirs(
         runtime=runtime,

@@ -64,10 +64,16 @@ def test_a_node_dies_and_comes_back(kept_cluster):
     cluster.create_topic(partitions=3, replication_factor=1)
     cluster.create_topic(partitions=3, config={"min.insync.replicas": "3"})
     become(
-        cluster, under_replicated_partitions=0, under_min_isr_partitions=0, offline_partitions=0,
-        controller_offline_partitions=0, controller_fenced_brokers=0, controller_active=1,
-        leader_partitions=12, isr_shrinks_total=0,
-    )  # fmt: skip
+        cluster,
+        under_replicated_partitions=0,
+        under_min_isr_partitions=0,
+        offline_partitions=0,
+        controller_offline_partitions=0,
+        controller_fenced_brokers=0,
+        controller_active=1,
+        leader_partitions=12,
+        isr_shrinks_total=0,
+    )
     before = total(cluster)
     assert before["kept_raft_elections_total"] == before["kept_raft_election_seconds_count"] == 3
     victim = int(scrape(cluster, 0)["kept_raft_leader"])
@@ -75,10 +81,16 @@ def test_a_node_dies_and_comes_back(kept_cluster):
     assert led == 4
     cluster.kill(victim)
     become(
-        cluster, under_replicated_partitions=9, under_min_isr_partitions=3, isr_shrinks_total=9,
-        controller_offline_partitions=1, controller_fenced_brokers=1, controller_active=1,
-        leader_partitions=11, failover_seconds_count=3,
-    )  # fmt: skip
+        cluster,
+        under_replicated_partitions=9,
+        under_min_isr_partitions=3,
+        isr_shrinks_total=9,
+        controller_offline_partitions=1,
+        controller_fenced_brokers=1,
+        controller_active=1,
+        leader_partitions=11,
+        failover_seconds_count=3,
+    )
     after = total(cluster)
     assert after["kept_raft_elections_total"] == after["kept_raft_election_seconds_count"] == 4
     assert 0 < after["kept_failover_seconds_sum"] < 60
@@ -88,9 +100,13 @@ def test_a_node_dies_and_comes_back(kept_cluster):
     assert scrape(cluster, survivor)["kept_raft_leader"] != victim
     cluster.start(victim)
     become(
-        cluster, under_replicated_partitions=0, under_min_isr_partitions=0,
-        controller_offline_partitions=0, controller_fenced_brokers=0, isr_expands_total=9,
-    )  # fmt: skip
+        cluster,
+        under_replicated_partitions=0,
+        under_min_isr_partitions=0,
+        controller_offline_partitions=0,
+        controller_fenced_brokers=0,
+        isr_expands_total=9,
+    )
 
 
 def test_a_follower_that_stands_still_lags(kept_cluster):

@@ -209,9 +209,13 @@ def test_a_snapshot_that_finds_no_descriptor_is_written_when_there_is_one(monkey
     disk = SimulatedDisk()
     disk.mkdir("/meta")
     member = MetadataNode.open(
-        "/meta", disk, node_id=1, directory_id=uuid.UUID(int=1), random=lambda n: 0,
+        "/meta",
+        disk,
+        node_id=1,
+        directory_id=uuid.UUID(int=1),
+        random=lambda n: 0,
         snapshot_after_bytes=100,
-    )  # fmt: skip
+    )
     outcomes = []
     write, refused = metadata_files.write_snapshot, []
 

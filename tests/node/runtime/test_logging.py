@@ -11,10 +11,22 @@ import pytest
 from kept.node.runtime.logging import Logger
 
 CONTROLS = [
-    *map(chr, range(32)), "\x7f", *map(chr, range(0x80, 0xA0)),
-    "\u2028", "\u2029", "\u202a", "\u202e", "\u2066", "\u2069", "\u200e", "\u200f", "\u061c",
-    "\ud800", "\udc9b", "\udfff",
-]  # fmt: skip
+    *map(chr, range(32)),
+    "\x7f",
+    *map(chr, range(0x80, 0xA0)),
+    "\u2028",
+    "\u2029",
+    "\u202a",
+    "\u202e",
+    "\u2066",
+    "\u2069",
+    "\u200e",
+    "\u200f",
+    "\u061c",
+    "\ud800",
+    "\udc9b",
+    "\udfff",
+]
 """C0, DEL, C1, Unicode's line ends, what turns the direction, halves of surrogate pairs."""
 
 

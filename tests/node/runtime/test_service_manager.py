@@ -88,9 +88,13 @@ def test_the_environment_is_taken_for_this_process_alone(receiver):
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"}, {"WATCHDOG_USEC": "often"},
-     {"WATCHDOG_USEC": "0"}],
-)  # fmt: skip
+    [
+        {},
+        {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"},
+        {"WATCHDOG_USEC": "often"},
+        {"WATCHDOG_USEC": "0"},
+    ],
+)
 def test_without_a_watchdog_of_ours_there_are_no_signs_of_life(more):
     environment = {"NOTIFY_SOCKET": "/run/systemd/notify", **more}
     assert ServiceManager.from_environment(environment, PID).watchdog_s is None

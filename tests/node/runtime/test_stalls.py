@@ -134,10 +134,13 @@ REQUESTS = {
     "offset_commit": (8, 8, committed),
     "offset_fetch": (9, 8, fetched_offsets),
     "find_coordinator": (
-        10, 4, lambda: {"key_type": 0, "coordinator_keys": [f"k{n}" for n in range(ENTRIES)]},
+        10,
+        4,
+        lambda: {"key_type": 0, "coordinator_keys": [f"k{n}" for n in range(ENTRIES)]},
     ),
     "describe_groups": (
-        15, 5,
+        15,
+        5,
         lambda: {"groups": [f"k{n}" for n in range(ENTRIES)], "include_authorized_operations": 0},
     ),
     "delete_groups": (42, 2, lambda: {"groups_names": [f"k{n}" for n in range(ENTRIES)]}),
@@ -145,10 +148,11 @@ REQUESTS = {
     "incremental_alter_configs": (44, 1, altered),
     "add_partitions_to_txn": (24, 3, added),
     "delete_records": (
-        21, 2,
+        21,
+        2,
         lambda: {"timeout": 1, "topics": [{"name": TOPIC, "partitions": partitions(offset=0)}]},
     ),
-}  # fmt: skip
+}
 
 
 def stalls(node: Lone, frame: bytes, at_least_bytes: int = 1) -> list[float]:

@@ -35,12 +35,17 @@ READ, WRITE = (
     AclRecord(
         UUID(int=number),
         AclBinding(
-            AclResourceType.TOPIC, "t", PatternType.LITERAL, "User:ada", "*", operation,
+            AclResourceType.TOPIC,
+            "t",
+            PatternType.LITERAL,
+            "User:ada",
+            "*",
+            operation,
             AclPermission.ALLOW,
         ),
     )
     for number, operation in ((1, AclOperation.READ), (2, AclOperation.WRITE))
-)  # fmt: skip
+)
 
 
 async def produced(client: RawClient) -> int:
@@ -87,19 +92,29 @@ def test_what_is_taken_is_gone_at_once(lone_node: Callable[..., Any]) -> None:
 CLUSTER = AclRecord(
     UUID(int=3),
     AclBinding(
-        AclResourceType.CLUSTER, "kafka-cluster", PatternType.LITERAL, "User:ada", "*",
-        AclOperation.DESCRIBE, AclPermission.ALLOW,
+        AclResourceType.CLUSTER,
+        "kafka-cluster",
+        PatternType.LITERAL,
+        "User:ada",
+        "*",
+        AclOperation.DESCRIBE,
+        AclPermission.ALLOW,
     ),
-)  # fmt: skip
+)
 
 
 DESCRIBE = AclRecord(
     UUID(int=4),
     AclBinding(
-        AclResourceType.TOPIC, "t", PatternType.LITERAL, "User:ada", "*", AclOperation.DESCRIBE,
+        AclResourceType.TOPIC,
+        "t",
+        PatternType.LITERAL,
+        "User:ada",
+        "*",
+        AclOperation.DESCRIBE,
         AclPermission.ALLOW,
     ),
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -195,9 +210,11 @@ def test_who_calls_himself_a_replica_learns_no_more_of_where_epochs_end(watched:
     async def ends(client: RawClient, version: int, replica_id: int, topic: str) -> Any:
         asked = {"partition": 0, "current_leader_epoch": -1, "leader_epoch": 0}
         answer = await client.ask(
-            FOR_LEADER_EPOCH, version, replica_id=replica_id,
+            FOR_LEADER_EPOCH,
+            version,
+            replica_id=replica_id,
             topics=[{"topic": topic, "partitions": [asked]}],
-        )  # fmt: skip
+        )
         part = answer.topics[0].partitions[0]
         return int(part.error_code), part.leader_epoch, part.end_offset
 

@@ -55,10 +55,14 @@ def test_logins_denials_and_changes(lone_node: Any, tmp_path: Path) -> None:
     assert "hunter2" not in path.read_text(), "people type passwords there"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["principal"], line["event"]) for line in lines] == [
-        ("User:ada", "login"), (None, "login"),
-        ("User:ada", "access"), ("User:ada", "access"), ("User:ada", "access"),
-        ("User:admin", "change"), ("User:admin", "change"),
-    ]  # fmt: skip
+        ("User:ada", "login"),
+        (None, "login"),
+        ("User:ada", "access"),
+        ("User:ada", "access"),
+        ("User:ada", "access"),
+        ("User:admin", "change"),
+        ("User:admin", "change"),
+    ]
     assert [line["resource"] for line in lines[2:5]] == ["t", "no/name", "u"]
     assert (lines[2]["operation"], lines[2]["api"]) == ("CREATE", "create_topics")
     assert lines[2]["outcome"] == "denied" and lines[2]["host"] == "127.0.0.1"

@@ -123,14 +123,30 @@ CASES = [
     ("testPrefixAcls", PREFIX_ACLS, "bob READ TOPIC foobaz", 0),
     ("testPrefixAcls", PREFIX_ACLS, "bob READ TOPIC fo", None),
     ("testPrefixAcls", PREFIX_ACLS, "alice WRITE TOPIC foobar", None),
-    ("testDenyPrecedenceWithOperationAll", ["ALLOW User:alice ALL TOPIC foo", (
-        "DENY User:* DESCRIBE TOPIC foo")], "alice DESCRIBE TOPIC foo", 1),
-    ("testDenyPrecedenceWithOperationAll", ["ALLOW User:alice ALL TOPIC foo", (
-        "DENY User:* DESCRIBE TOPIC foo")], "alice READ TOPIC foo", 0),
-    ("a DENY prefix over an ALLOW literal", [
-        "ALLOW User:bob READ TOPIC ab", "DENY User:bob READ TOPIC a..."], "bob READ TOPIC ab", 1),
-    ("a DENY literal under an ALLOW prefix", [
-        "ALLOW User:bob READ TOPIC a...", "DENY User:bob READ TOPIC ab"], "bob READ TOPIC ab", 1),
+    (
+        "testDenyPrecedenceWithOperationAll",
+        ["ALLOW User:alice ALL TOPIC foo", ("DENY User:* DESCRIBE TOPIC foo")],
+        "alice DESCRIBE TOPIC foo",
+        1,
+    ),
+    (
+        "testDenyPrecedenceWithOperationAll",
+        ["ALLOW User:alice ALL TOPIC foo", ("DENY User:* DESCRIBE TOPIC foo")],
+        "alice READ TOPIC foo",
+        0,
+    ),
+    (
+        "a DENY prefix over an ALLOW literal",
+        ["ALLOW User:bob READ TOPIC ab", "DENY User:bob READ TOPIC a..."],
+        "bob READ TOPIC ab",
+        1,
+    ),
+    (
+        "a DENY literal under an ALLOW prefix",
+        ["ALLOW User:bob READ TOPIC a...", "DENY User:bob READ TOPIC ab"],
+        "bob READ TOPIC ab",
+        1,
+    ),
     ("a prefix is no literal", ["ALLOW User:bob READ TOPIC a..."], "bob READ TOPIC b", None),
     ("a literal is no prefix", ["ALLOW User:bob READ TOPIC a"], "bob READ TOPIC ab", None),
     ("a star as a prefix is one", ["ALLOW User:bob READ TOPIC *..."], "bob READ TOPIC ab", None),
@@ -139,9 +155,13 @@ CASES = [
     ("names have a case", ["ALLOW User:bob READ TOPIC Foo"], "bob READ TOPIC foo", None),
     ("users have a case", ["ALLOW User:Bob READ TOPIC foo"], "bob READ TOPIC foo", None),
     ("types have a case", ["ALLOW user:bob READ TOPIC foo"], "bob READ TOPIC foo", None),
-    ("types other than User match nobody", ["ALLOW Group:* READ TOPIC foo"], "bob READ TOPIC foo",
-        None),
-]  # fmt: skip
+    (
+        "types other than User match nobody",
+        ["ALLOW Group:* READ TOPIC foo"],
+        "bob READ TOPIC foo",
+        None,
+    ),
+]
 
 
 @pytest.mark.parametrize(

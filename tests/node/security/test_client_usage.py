@@ -452,9 +452,14 @@ def test_a_call_whose_connection_is_closed_is_not_served() -> None:
     """It would be one without quotas."""
     given: Any = Given()
     broker = Broker(
-        runtime=given, metadata=given, inflating=given, client=given, new_client=given,
-        callers=Callers(given), usages=Given(of=None),
-    )  # fmt: skip
+        runtime=given,
+        metadata=given,
+        inflating=given,
+        client=given,
+        new_client=given,
+        callers=Callers(given),
+        usages=Given(of=None),
+    )
     served: list[str] = []
 
     async def serve(*_: Any) -> None:

@@ -353,9 +353,13 @@ def test_a_method_that_is_no_text_ends_grpc_for_nobody_for_long(lone_node: Any) 
     lone = lone_node()
     lone.create("t")
     head = {
-        b":method": b"POST", b":scheme": b"http", b":path": b"/broker.Brok\x80er/Produce",
-        b":authority": b"localhost", b"content-type": b"application/grpc", b"te": b"trailers",
-    }  # fmt: skip
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": b"/broker.Brok\x80er/Produce",
+        b":authority": b"localhost",
+        b"content-type": b"application/grpc",
+        b"te": b"trailers",
+    }
     literals = b"".join(
         b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
         for name, value in head.items()

@@ -34,9 +34,13 @@ CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 def announced(path: str, stream: int = 1) -> bytes:
     """The head of a call whose request never comes."""
     head = {
-        ":method": "POST", ":scheme": "http", ":path": path, ":authority": "localhost",
-        "content-type": "application/grpc", "te": "trailers",
-    }  # fmt: skip
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "localhost",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
     literals = b"".join(
         b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
         for name, value in head.items()

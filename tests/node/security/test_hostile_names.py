@@ -87,10 +87,12 @@ async def by_http(lone: Any) -> None:
     """Basic, right and wrong, and what is no login at all."""
     right = base64.b64encode(f"{USER}:pencil".encode()).decode()
     for login in (
-        f"Basic {right}", f"Basic {base64.b64encode(STRANGER.encode()).decode()}",
-        f"Basic {USER}".replace("\r\n", " "), f"Bearer {USER}".replace("\r\n", " "),
+        f"Basic {right}",
+        f"Basic {base64.b64encode(STRANGER.encode()).decode()}",
+        f"Basic {USER}".replace("\r\n", " "),
+        f"Bearer {USER}".replace("\r\n", " "),
         f"{USER} {right}".replace("\r\n", " "),
-    ):  # fmt: skip
+    ):
         reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
         head = f"GET /api/v1/topics/t HTTP/1.1\r\nHost: localhost\r\nAuthorization: {login}\r\n"
         writer.write(head.encode() + b"Connection: close\r\n\r\n")
@@ -109,15 +111,26 @@ async def by_grpc(lone: Any) -> None:
     assert denied is grpc.StatusCode.PERMISSION_DENIED
     raw = USER.encode()
     for name, value in (
-        (b":authority", raw), (b"user-agent", raw), (b"authorization", raw), (b"x-kept", raw),
-        (b"x-kept-bin", base64.b64encode(raw)), (b"x-kept-bin", raw), (b"grpc-timeout", raw),
-        (b"grpc-encoding", raw), (b"content-type", b"application/grpc+" + raw), (raw, raw),
+        (b":authority", raw),
+        (b"user-agent", raw),
+        (b"authorization", raw),
+        (b"x-kept", raw),
+        (b"x-kept-bin", base64.b64encode(raw)),
+        (b"x-kept-bin", raw),
+        (b"grpc-timeout", raw),
+        (b"grpc-encoding", raw),
+        (b"content-type", b"application/grpc+" + raw),
+        (raw, raw),
         (b"x-kept", NOT_TEXT),
-    ):  # fmt: skip
+    ):
         head = {
-            b":method": b"POST", b":scheme": b"http", b":path": b"/broker.Broker/Produce",
-            b":authority": b"localhost", b"content-type": b"application/grpc", b"te": b"trailers",
-        } | {name: value}  # fmt: skip
+            b":method": b"POST",
+            b":scheme": b"http",
+            b":path": b"/broker.Broker/Produce",
+            b":authority": b"localhost",
+            b"content-type": b"application/grpc",
+            b"te": b"trailers",
+        } | {name: value}
         literals = b"".join(
             b"\0" + bytes([len(part)]) + part + bytes([len(text)]) + text
             for part, text in head.items()
@@ -156,8 +169,9 @@ def test_what_a_login_says_is_spelled_out(secure: Any, capfd: pytest.CaptureFixt
     audited = [json.loads(line) for line in lines if line.startswith("{")]
     principal = f"User:{USER}"
     assert {entry["event"] for entry in audited if entry.get("principal") == principal} == {
-        "login", "access",
-    }  # fmt: skip
+        "login",
+        "access",
+    }
     denied = [entry.get("resource") for entry in audited if entry.get("principal") == principal]
     assert HOSTILE in denied, "a name comes back whole from JSON"
     assert any(printable_line("\x1b[2J") in line for line in lines), "it is told, spelled out"
@@ -171,12 +185,18 @@ def test_commands_spell_such_users_out(secure: Any) -> None:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("KEPT_")}
     environ |= {"KEPT_BOOTSTRAP": f"127.0.0.1:{port}", "TERM": "dumb", "COLUMNS": "200"}
     for arguments in (
-        ("user", "list"), ("user", "list", "--json"), ("user", "delete", STRANGER),
-        ("user", "add", USER), ("acl", "add", f"User:{USER}", "read", "topic:t"),
-        ("acl", "list"), ("acl", "list", "--principal", f"User:{STRANGER}"),
-        ("acl", "check", f"User:{USER}", "read", "topic:t"), ("quota", "describe", "--user", USER),
-        ("quota", "set", "--user", USER, "--producer-byte-rate", "1"), ("quota", "list"),
-    ):  # fmt: skip
+        ("user", "list"),
+        ("user", "list", "--json"),
+        ("user", "delete", STRANGER),
+        ("user", "add", USER),
+        ("acl", "add", f"User:{USER}", "read", "topic:t"),
+        ("acl", "list"),
+        ("acl", "list", "--principal", f"User:{STRANGER}"),
+        ("acl", "check", f"User:{USER}", "read", "topic:t"),
+        ("quota", "describe", "--user", USER),
+        ("quota", "set", "--user", USER, "--producer-byte-rate", "1"),
+        ("quota", "list"),
+    ):
         command = [sys.executable, "-P", "-m", "kept", *arguments]
         shown = secure.run(asyncio.to_thread(in_terminal, command, environ))
         assert shown.strip() and "Traceback" not in shown, (arguments, shown)

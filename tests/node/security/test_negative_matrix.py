@@ -113,15 +113,29 @@ def codes(message: Any) -> set[int]:
 def guarded(lone_node) -> Any:
     lone = lone_node(authorizer_class_name=STANDARD_AUTHORIZER, super_users="User:admin")
     lone.create(EXISTS)
-    committed = [{"partition_index": 0, "committed_offset": 0, "committed_leader_epoch": -1,
-                  "committed_metadata": ""}]  # fmt: skip
+    committed = [
+        {
+            "partition_index": 0,
+            "committed_offset": 0,
+            "committed_leader_epoch": -1,
+            "committed_metadata": "",
+        }
+    ]
     for key, version, values in (
         (10, 4, {"coordinator_keys": [EXISTS], "key_type": 0}),
-        (8, 9, {"group_id": EXISTS, "member_id": "", "generation_id_or_member_epoch": -1,
-                "topics": [{"name": EXISTS, "partitions": committed}]}),
+        (
+            8,
+            9,
+            {
+                "group_id": EXISTS,
+                "member_id": "",
+                "generation_id_or_member_epoch": -1,
+                "topics": [{"name": EXISTS, "partitions": committed}],
+            },
+        ),
         (10, 4, {"coordinator_keys": [EXISTS], "key_type": 1}),
         (22, 5, {"transactional_id": EXISTS, "transaction_timeout": 60_000}),
-    ):  # fmt: skip
+    ):
         assert codes(lone.ask(key, version, **values)) == {0}
     for key, listed in ((16, "groups"), (66, "transaction_states")):
         assert getattr(lone.ask(key, 0, **LISTED.get(key, {})), listed), "it is there to be seen"

@@ -73,14 +73,18 @@ def illegal(what: str, state: str) -> IllegalRequest:
         ([PLAIN], HandshakeAnswer()),
         ([PLAIN, TOKEN], CHECK),
         ([PLAIN, TOKEN, WRONG], OUT),
-        ([PLAIN, TokenReceived(b"\0ada")],
-         AuthenticationFailed(TEXT + "PLAIN", "a SASL PLAIN message of 2 fields, not 3")),
+        (
+            [PLAIN, TokenReceived(b"\0ada")],
+            AuthenticationFailed(TEXT + "PLAIN", "a SASL PLAIN message of 2 fields, not 3"),
+        ),
         ([HandshakeReceived("GSSAPI", "n")], MechanismRefused("GSSAPI")),
         ([HandshakeReceived("plain", "n")], MechanismRefused("plain")),
-        ([SCRAM, TokenReceived(b"junk")],
-         AuthenticationFailed(
-             TEXT + "SCRAM-SHA-256", "the client's first SCRAM message is malformed"
-         )),
+        (
+            [SCRAM, TokenReceived(b"junk")],
+            AuthenticationFailed(
+                TEXT + "SCRAM-SHA-256", "the client's first SCRAM message is malformed"
+            ),
+        ),
         ([OTHER], illegal("API 3", "START")),
         ([TOKEN], illegal("TokenReceived", "START")),
         ([VERSIONS, VERSIONS], illegal("ApiVersionsAnswered", "VERSIONS")),
@@ -99,14 +103,18 @@ def illegal(what: str, state: str) -> IllegalRequest:
         ([OAUTH, BEARER, REFUSED, TokenReceived(b"\x01")], NOT_NEW),
         ([OAUTH, BEARER, REFUSED, BEARER], NOT_NEW),
         ([OAUTH, BEARER, REFUSED, OAUTH], illegal("HandshakeReceived", "REFUSED")),
-        ([OAUTH, AS_EVE, BELIEVED],
-         AccessTokenRefused(
-             ERROR, "the client asks to act as another user than its token names", "ada"
-         )),
-        ([OAUTH, TokenReceived(b"\x01")],
-         AuthenticationFailed(TEXT + "OAUTHBEARER", "a malformed OAUTHBEARER message")),
+        (
+            [OAUTH, AS_EVE, BELIEVED],
+            AccessTokenRefused(
+                ERROR, "the client asks to act as another user than its token names", "ada"
+            ),
+        ),
+        (
+            [OAUTH, TokenReceived(b"\x01")],
+            AuthenticationFailed(TEXT + "OAUTHBEARER", "a malformed OAUTHBEARER message"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_comes_of_a_history(history: list[SaslEvent], last: SaslEffect) -> None:
     login = authenticator()
     effects: tuple[SaslEffect, ...] = ()

@@ -152,9 +152,16 @@ def three() -> Iterator[Cluster]:
 
 def test_who_waits_on_the_node_port_is_closed(three: Cluster, held: Any) -> None:
     half = [
-        b"", b"KE", b"KEPT", b"KEPT\0\0\1\0half", KAFKA, KAFKA[:-3], HTTP[:-5],
-        struct.pack(">ihhih", 100_000_000, 0, 9, 1, -1), b"PRI * HT",
-    ]  # fmt: skip
+        b"",
+        b"KE",
+        b"KEPT",
+        b"KEPT\0\0\1\0half",
+        KAFKA,
+        KAFKA[:-3],
+        HTTP[:-5],
+        struct.pack(">ihhih", 100_000_000, 0, 9, 1, -1),
+        b"PRI * HT",
+    ]
     port = three.port() + NODE_PORT_OFFSET
     several = {said: held.enter_context(opened(port, said)) for said in half}
     for said, sock in several.items():
@@ -170,9 +177,14 @@ def test_clients_and_strangers_keep_no_node_from_the_others(three: Cluster) -> N
     """All places of clients are taken, and strangers sit on the ports between nodes: a follower
     that is killed comes back, and joins the ISR. Nobody is closed for being silent meanwhile."""
     patience = dict.fromkeys(
-        ("connections_max_idle_ms", "kept_request_receive_ms", "kept_silent_ms",
-         "kept_http_idle_ms"), HOUR_MS,
-    )  # fmt: skip
+        (
+            "connections_max_idle_ms",
+            "kept_request_receive_ms",
+            "kept_silent_ms",
+            "kept_http_idle_ms",
+        ),
+        HOUR_MS,
+    )
     for node in (0, 1):
         three.stop(node)
         three.start(node, **patience)

@@ -58,8 +58,9 @@ def test_a_request_of_too_many_entries_is_refused_and_others_are_served(
     topic = cluster.create_topic()
     wire, other = connect(cluster.port()), connect(cluster.port())
     # With an error of its own where the response has one, the connection stays.
-    refused = wire.ask(9, 7, group_id="g", topics=fetches(topic, MOST)["groups"][0]["topics"],
-                       require_stable=False)  # fmt: skip
+    refused = wire.ask(
+        9, 7, group_id="g", topics=fetches(topic, MOST)["groups"][0]["topics"], require_stable=False
+    )
     assert (int(refused.error_code), refused.topics) == (42, ())
     assert wire.end_offset(topic) == 0
     # Else it is closed; Produce and Fetch have codecs of their own.
@@ -84,8 +85,13 @@ def test_a_request_with_too_much_to_decode_is_refused_and_records_do_not_count(
     topic = cluster.create_topic()
     long = "x" * 30_000
     wire = connect(cluster.port())
-    refused = wire.ask(9, 7, group_id="g", topics=[{"name": long, "partition_indexes": [0]}] * 3,
-                       require_stable=False)  # fmt: skip
+    refused = wire.ask(
+        9,
+        7,
+        group_id="g",
+        topics=[{"name": long, "partition_indexes": [0]}] * 3,
+        require_stable=False,
+    )
     assert int(refused.error_code) == 42
     batch = build_batch([(int(time.time() * 1000), None, b"v" * 200_000, ())])
     assert int(wire.produce(topic, batch).error_code) == 0
@@ -113,8 +119,15 @@ def test_answers_come_in_order_and_later_requests_see_what_earlier_ones_did(
         sent.append((8, 8, wire.send(8, 8, **commits(topic, 600, offset))))
         sent.append((2, 6, wire.send(2, 6, **offsets(topic, ENTRIES))))
         sent.append((9, 8, wire.send(9, 8, **fetches(topic, 600))))
-        sent.append((12, 4, wire.send(12, 4, group_id="x", generation_id=1, member_id="m",
-                                      group_instance_id=None)))  # fmt: skip
+        sent.append(
+            (
+                12,
+                4,
+                wire.send(
+                    12, 4, group_id="x", generation_id=1, member_id="m", group_instance_id=None
+                ),
+            )
+        )
     answers = []
     for key, version, wanted in sent:
         correlation_id, response = wire.response(key, version)

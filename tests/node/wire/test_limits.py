@@ -28,15 +28,17 @@ def test_a_batch_above_segment_bytes_is_refused_as_kafka_does(kept_broker, wire,
     topic = kept_broker.create_topic(config={"segment.bytes": "2000"})
     assert wire.produce(topic, one_batch(1)).base_offset == 0
     value = random.Random(5).randbytes(400_000 if codec else 2000)
-    batch = build_batch([(now_ms(), b"k", value, ())], codec=codec, producer_id=7,
-                        producer_epoch=0, base_sequence=0)  # fmt: skip
+    batch = build_batch(
+        [(now_ms(), b"k", value, ())], codec=codec, producer_id=7, producer_epoch=0, base_sequence=0
+    )
     refused = wire.produce(topic, batch)
     assert (int(refused.error_code), refused.base_offset) == (18, -1)
     assert "segment.bytes" in refused.error_message
     assert wire.end_offset(topic) == 1
     # Neither the log nor the producer's sequence moved.
-    fits = build_batch([(now_ms(), b"k", b"v", ())], producer_id=7, producer_epoch=0,
-                       base_sequence=0)  # fmt: skip
+    fits = build_batch(
+        [(now_ms(), b"k", b"v", ())], producer_id=7, producer_epoch=0, base_sequence=0
+    )
     assert wire.produce(topic, fits).base_offset == 1
 
 

@@ -35,8 +35,10 @@ class Limited:
         with open(self.path, "w") as out:
             self.process = subprocess.Popen(
                 ["/bin/sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command],
-                stdout=out, stderr=out, env=environ,
-            )  # fmt: skip
+                stdout=out,
+                stderr=out,
+                env=environ,
+            )
         end = time.monotonic() + DEADLINE_S
         while " ready on " not in self.log:
             assert self.process.poll() is None and time.monotonic() < end, self.log
@@ -86,9 +88,13 @@ def create(wire, name: str, partitions: int = 1, **configs: str):
 
 def metadata(wire, names):
     answer = wire.ask(
-        3, 9, topics=[{"name": name} for name in names], allow_auto_topic_creation=True,
-        include_cluster_authorized_operations=False, include_topic_authorized_operations=False,
-    )  # fmt: skip
+        3,
+        9,
+        topics=[{"name": name} for name in names],
+        allow_auto_topic_creation=True,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
     return Counter(topic.error_code.name for topic in answer.topics)
 
 

@@ -105,8 +105,9 @@ def test_forged_fetches_acknowledge_nothing_and_lock_nobody_out(three, connect) 
             for epoch in FORGED_EPOCHS:
                 values = forged(topic_id, replica, end + 1, epoch)
                 for asker, code in (
-                    (clients, TOPIC_AUTHORIZATION_FAILED), (inside, NOT_LEADER_OR_FOLLOWER),
-                ):  # fmt: skip
+                    (clients, TOPIC_AUTHORIZATION_FAILED),
+                    (inside, NOT_LEADER_OR_FOLLOWER),
+                ):
                     found = asker.ask(1, 17, **values).responses[0].partitions[0]
                     assert int(found.error_code) == code, (replica, epoch)
         produced = outside.response(0, 9)[1].responses[0].partition_responses[0]

@@ -30,8 +30,11 @@ def test_the_planted_modules_would_run(tmp_path):
     trace = plant(tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "kept.compaction.cleaner.worker"],
-        cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 77 and trace.read_text()
 
 

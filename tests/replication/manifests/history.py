@@ -16,11 +16,29 @@ from tests.replication.manifests.logs import Violation
 from tests.replication.manifests.world import World
 
 WEIGHTS = {
-    "produce": 0.5, "fetch": 5.0, "pull": 6.0, "hear_pull": 6.0, "hear_again": 0.2,
-    "hear_answer": 6.0, "lose": 0.1, "store": 6.0, "work": 3.0, "start_pass": 2.0, "end_pass": 2.0,
-    "tick": 0.5, "lag": 0.15, "decide": 3.0, "learn": 2.0, "elect": 0.12, "elect_unclean": 1.5,
-    "crash": 0.1, "restart": 0.6, "wipe": 0.1, "fence": 0.4, "retry": 0.3,
-}  # fmt: skip
+    "produce": 0.5,
+    "fetch": 5.0,
+    "pull": 6.0,
+    "hear_pull": 6.0,
+    "hear_again": 0.2,
+    "hear_answer": 6.0,
+    "lose": 0.1,
+    "store": 6.0,
+    "work": 3.0,
+    "start_pass": 2.0,
+    "end_pass": 2.0,
+    "tick": 0.5,
+    "lag": 0.15,
+    "decide": 3.0,
+    "learn": 2.0,
+    "elect": 0.12,
+    "elect_unclean": 1.5,
+    "crash": 0.1,
+    "restart": 0.6,
+    "wipe": 0.1,
+    "fence": 0.4,
+    "retry": 0.3,
+}
 SLEEPY = ("fetch", "pull", "learn", "work", "restart", "store")
 STEPS = 300
 LONGEST_LOG = 14
@@ -35,10 +53,17 @@ class History:
         rnd = self.random
         self.weights = {**WEIGHTS, **(weights or {})}
         for name, factors in (
-            ("elect", (0.2, 1, 2)), ("crash", (0.2, 1, 2)), ("start_pass", (0.5, 1, 3)),
-            ("work", (0.3, 1)), ("decide", (0.1, 1)), ("learn", (0.3, 1)), ("pull", (0.1, 0.4, 1)),
-            ("fetch", (0.3, 1)), ("hear_answer", (0.2, 1)), ("produce", (0.3, 1)),
-        ):  # fmt: skip
+            ("elect", (0.2, 1, 2)),
+            ("crash", (0.2, 1, 2)),
+            ("start_pass", (0.5, 1, 3)),
+            ("work", (0.3, 1)),
+            ("decide", (0.1, 1)),
+            ("learn", (0.3, 1)),
+            ("pull", (0.1, 0.4, 1)),
+            ("fetch", (0.3, 1)),
+            ("hear_answer", (0.2, 1)),
+            ("produce", (0.3, 1)),
+        ):
             self.weights[name] *= rnd.choice(factors)
         self.lazy = rnd.choice(world.replicas)
         self.laziness = rnd.choice((0.05, 0.3, 1))
@@ -136,10 +161,17 @@ def _fetch_all(world: World) -> None:
 
 
 def play(
-    seed: int, *, replicas: int = 3, unclean: bool = False, steps: int = STEPS,
-    failing: bool = False, tearing: bool = False, decaying: bool = False, policies: bool = False,
+    seed: int,
+    *,
+    replicas: int = 3,
+    unclean: bool = False,
+    steps: int = STEPS,
+    failing: bool = False,
+    tearing: bool = False,
+    decaying: bool = False,
+    policies: bool = False,
     **broken: Any,
-) -> World:  # fmt: skip
+) -> World:
     """A whole history. Raises Violation, with the seed and what happened last."""
     rnd = random.Random(seed)
     weights = {"crash": 0.5, "wipe": 0.1} if unclean else {"elect_unclean": 0.0}

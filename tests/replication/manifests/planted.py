@@ -319,10 +319,14 @@ class Planted:
     def options(self) -> dict[str, Any]:
         """For :func:`tests.replication.manifests.history.play`."""
         return {
-            "replicas": self.replicas, "unclean": self.unclean,
-            "tearing": self.tearing, "decaying": self.decaying, "policies": self.policies,
-            "bugs": frozenset(self.bugs), **self.cores,
-        }  # fmt: skip
+            "replicas": self.replicas,
+            "unclean": self.unclean,
+            "tearing": self.tearing,
+            "decaying": self.decaying,
+            "policies": self.policies,
+            "bugs": frozenset(self.bugs),
+            **self.cores,
+        }
 
 
 def leader(core: type, *bugs: str, **more: Any) -> Planted:

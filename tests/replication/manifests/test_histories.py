@@ -28,9 +28,17 @@ KINDS = {
     "damaged records": {"decaying": True},
 }
 COME_ACROSS = {
-    "applied as leader", "applied as follower", "a new leader finishes", "joined", "left",
-    "divergence", "fetched over a gap", "crashed in a swap", "cancelled", "discarded",
-}  # fmt: skip
+    "applied as leader",
+    "applied as follower",
+    "a new leader finishes",
+    "joined",
+    "left",
+    "divergence",
+    "fetched over a gap",
+    "crashed in a swap",
+    "cancelled",
+    "discarded",
+}
 """What must have happened in some history of each kind, or they show nothing."""
 ALSO = {
     "unclean elections": {"cut below b", "missing survivor", "policy changed"},

@@ -107,9 +107,11 @@ class World:
     def change(self, *, isr_too: bool = True, **fields: Any) -> None:
         image = self.image
         self.image = replace(
-            image, version=image.version + 1,
-            partition_epoch=image.partition_epoch + isr_too, **fields,
-        )  # fmt: skip
+            image,
+            version=image.version + 1,
+            partition_epoch=image.partition_epoch + isr_too,
+            **fields,
+        )
 
     def elect(self, node: int) -> bool:
         if node not in self.image.isr or not self.machines[node].up:
@@ -191,10 +193,9 @@ class World:
             self.saw("a new leader finishes")
         machine.step(
             BecameLeader(
-                image.epoch, image.partition_epoch, self.replicas, image.isr, end,
-                awaits_offer=True,
+                image.epoch, image.partition_epoch, self.replicas, image.isr, end, awaits_offer=True
             )
-        )  # fmt: skip
+        )
         if self.bug("discard"):
             machine.disk.held, machine.disk.complete = machine.disk.applied, False
             machine.manifests.held = machine.manifests.applied
@@ -338,7 +339,7 @@ class World:
 
     def _hear(
         self, machine: Machine, request: ev.PullRequest, leader: Machine | None, *, again: bool
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         try:
             if leader is None:
                 raise KeptError("nobody there")

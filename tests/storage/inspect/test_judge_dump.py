@@ -31,10 +31,20 @@ def written(tmp_path_factory, kit) -> Path:
     config = LogConfig(segment_bytes=6_000, index_interval_bytes=500)
     log = kit.open_log(Disk({}), str(path), config=config)
     for n in range(300):
-        kit.append(log, kit.batch(
-            n % 5 + 1, mark=n, size=n % 90, codec=Codec(n % 5), timestamp=kit.NOW + n % 77,
-            pid=40 + n % 3, epoch=2, sequence=sum(m % 5 + 1 for m in range(n % 3, n, 3)),
-        ), leader_epoch=n // 100)  # fmt: skip
+        kit.append(
+            log,
+            kit.batch(
+                n % 5 + 1,
+                mark=n,
+                size=n % 90,
+                codec=Codec(n % 5),
+                timestamp=kit.NOW + n % 77,
+                pid=40 + n % 3,
+                epoch=2,
+                sequence=sum(m % 5 + 1 for m in range(n % 3, n, 3)),
+            ),
+            leader_epoch=n // 100,
+        )
     log.close()
     assert len(log.segments) > 3
     log = kit.open_log(Disk({}), str(path), config=config, clean=True)

@@ -133,13 +133,20 @@ def emptied(site: Site) -> None:
 
 Step = Callable[[Site], None]
 CUTS: list[tuple[Step | None, Step]] = [
-    (None, unclean), (None, within), (None, to_its_start),
-    (None, starts_above), (None, starts_at_its_end), (None, starts_at_a_segment),
-    (deleted_to_5, unclean), (deleted_to_5, below_its_start), (deleted_to_5, starts_above),
+    (None, unclean),
+    (None, within),
+    (None, to_its_start),
+    (None, starts_above),
+    (None, starts_at_its_end),
+    (None, starts_at_a_segment),
+    (deleted_to_5, unclean),
+    (deleted_to_5, below_its_start),
+    (deleted_to_5, starts_above),
     (deleted_to_5, to_a_batch_around_its_start),
-    (deleted_to_the_third_segment, below_its_files), (deleted_to_the_third_segment, starts_above),
+    (deleted_to_the_third_segment, below_its_files),
+    (deleted_to_the_third_segment, starts_above),
     (emptied, to_a_batch_around_the_leaders_start),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(params=CUTS, ids=lambda cut: "-".join(step.__name__ for step in cut if step))

@@ -43,9 +43,13 @@ def run(kit, disk: SimulatedDisk, operations: list[str], history: History) -> No
         if operation in ("append", "big"):
             count = 3 if operation == "append" else 1
             data = kit.batch(
-                count, mark=len(history.appended), size=5 if operation == "append" else 300,
-                pid=9, epoch=0, sequence=sequence,
-            )  # fmt: skip
+                count,
+                mark=len(history.appended),
+                size=5 if operation == "append" else 300,
+                pid=9,
+                epoch=0,
+                sequence=sequence,
+            )
             history.appended.append((log.log_end_offset, count))
             kit.append(log, data, leader_epoch=history.epoch)
             history.written = log.written_end_offset
@@ -117,9 +121,10 @@ def test_every_call_of_a_script(kit, seed) -> None:
 
 
 @settings(
-    max_examples=150, deadline=None,
+    max_examples=150,
+    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
+)
 @given(
     operations=st.lists(st.sampled_from([*OPERATIONS, "close"]), max_size=40),
     where=st.floats(0, 1),
@@ -153,9 +158,10 @@ def test_a_crash_during_recovery_itself(kit) -> None:
 
 
 @settings(
-    max_examples=100, deadline=None,
+    max_examples=100,
+    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
+)
 @given(
     operations=st.lists(
         st.sampled_from(["append", "big", "roll", "flush"]), min_size=3, max_size=25
@@ -178,9 +184,10 @@ def test_an_error_of_the_disk_loses_nothing_written(
 
 
 @settings(
-    max_examples=60, deadline=None,
+    max_examples=60,
+    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
+)
 @given(before=st.integers(1, 25), to=st.integers(0, 60), after=st.integers(0, 5), data=st.data())
 def test_a_crash_during_truncation(kit, before, to, after, data) -> None:
     def script(disk: SimulatedDisk) -> tuple[list, list]:

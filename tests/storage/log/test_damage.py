@@ -26,9 +26,10 @@ def written(kit, *, close: bool = True) -> tuple[SimulatedDisk, list]:
     log = kit.open_log(disk, config=CONFIG)
     for n in range(40):
         kit.append(
-            log, kit.batch(2, mark=n, timestamp=kit.NOW + n, pid=3, epoch=0, sequence=2 * n),
+            log,
+            kit.batch(2, mark=n, timestamp=kit.NOW + n, pid=3, epoch=0, sequence=2 * n),
             leader_epoch=n // 10,
-        )  # fmt: skip
+        )
     contents = kit.contents(log)
     if close:
         log.close()
@@ -169,8 +170,12 @@ def test_a_batch_that_claims_to_be_huge_is_cut(kit) -> None:
 
 def test_strays_are_removed(kit) -> None:
     disk, contents = written(kit)
-    for name in ("00000000000000000017.snapshot", "00000000000000000500.snapshot",
-                 "00000000000000000033.index", "00000000000000000034.txnindex"):  # fmt: skip
+    for name in (
+        "00000000000000000017.snapshot",
+        "00000000000000000500.snapshot",
+        "00000000000000000033.index",
+        "00000000000000000034.txnindex",
+    ):
         disk.write_file(f"{DIRECTORY}/{name}", b"")
     disk.write_file(f"{DIRECTORY}/manifest-1-2", b"stays")
     disk.write_file(f"{DIRECTORY}/unknown", b"stays")

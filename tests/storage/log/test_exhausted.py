@@ -23,9 +23,13 @@ ROLL = ("index", "timeindex", "snapshot", "log")
 
 def opened(disk) -> Log:
     return Log.open(
-        "/log/t-0", TopicPartition("t", 0), None if disk.exists("/log/t-0") else _ID, LogConfig(),
-        disk, now_ms=0,
-    )  # fmt: skip
+        "/log/t-0",
+        TopicPartition("t", 0),
+        None if disk.exists("/log/t-0") else _ID,
+        LogConfig(),
+        disk,
+        now_ms=0,
+    )
 
 
 _ID = UUID(int=1)

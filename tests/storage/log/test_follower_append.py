@@ -24,9 +24,13 @@ def batch(base: int, count: int = 1, epoch: int = 1, size: int = 20, pid: int = 
     rows = [(NOW, b"k", b"v" * size, ())] * count
     sequence = base if pid >= 0 else -1
     return build_batch(
-        rows, base_offset=base, leader_epoch=epoch, producer_id=pid,
-        producer_epoch=0 if pid >= 0 else -1, base_sequence=sequence,
-    )  # fmt: skip
+        rows,
+        base_offset=base,
+        leader_epoch=epoch,
+        producer_id=pid,
+        producer_epoch=0 if pid >= 0 else -1,
+        base_sequence=sequence,
+    )
 
 
 @pytest.fixture

@@ -22,10 +22,17 @@ def cache(*entries: tuple[int, int], end: int = 100) -> LeaderEpochCache:
 @pytest.mark.parametrize(
     ("epoch", "answer"),
     [
-        (0, (0, 10)), (1, (1, 10)), (2, (2, 20)), (3, (2, 20)), (4, (4, 30)), (5, (4, 30)),
-        (6, (6, 100)), (7, None), (-1, None),
+        (0, (0, 10)),
+        (1, (1, 10)),
+        (2, (2, 20)),
+        (3, (2, 20)),
+        (4, (4, 30)),
+        (5, (4, 30)),
+        (6, (6, 100)),
+        (7, None),
+        (-1, None),
     ],
-)  # fmt: skip
+)
 def test_end_offsets_as_in_kafka(epoch, answer) -> None:
     epochs = cache((2, 10), (4, 20), (6, 30))
     assert epochs.end_offset_for(epoch) == answer

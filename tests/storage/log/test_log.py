@@ -23,8 +23,10 @@ def test_appended_batches_are_read_back_with_their_offsets(kit, make_log) -> Non
     log = make_log()
     infos = [kit.append(log, kit.batch(n, mark=n)) for n in (1, 3, 2)]
     assert [(i.base_offset, i.last_offset, i.duplicate) for i in infos] == [
-        (0, 0, False), (1, 3, False), (4, 5, False)
-    ]  # fmt: skip
+        (0, 0, False),
+        (1, 3, False),
+        (4, 5, False),
+    ]
     assert [r[0] for r in kit.values(log)] == list(range(6))
     assert [header_epoch(c) for _, _, c in kit.contents(log)] == [0, 0, 0]
     log.check_invariants()

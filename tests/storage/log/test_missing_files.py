@@ -40,9 +40,13 @@ class Site:
 
     def open(self) -> LogDirectory:
         return LogDirectory.open(
-            "/d", self.disk, cluster_id="c", node_id=0,
-            new_directory_id=uuid.UUID(int=7), now_ms=self.kit.NOW,
-        )  # fmt: skip
+            "/d",
+            self.disk,
+            cluster_id="c",
+            node_id=0,
+            new_directory_id=uuid.UUID(int=7),
+            now_ms=self.kit.NOW,
+        )
 
     def remove(self, base: int, *suffixes: str) -> None:
         for suffix in suffixes or (".log",):

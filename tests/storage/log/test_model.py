@@ -15,9 +15,11 @@ from tests.support.simulated_disk import SimulatedDisk
 from tests.support.swap_plans import replace_segments
 
 CONFIG = LogConfig(
-    segment_bytes=700, index_interval_bytes=90, retention_ms=5000,
+    segment_bytes=700,
+    index_interval_bytes=90,
+    retention_ms=5000,
     cleanup_policy=frozenset({"compact", "delete"}),
-)  # fmt: skip
+)
 
 
 class Model(RuleBasedStateMachine):
@@ -38,10 +40,12 @@ class Model(RuleBasedStateMachine):
         self.mark += 1
 
     @rule(
-        count=st.integers(1, 4), delta=st.integers(-50, 300), size=st.integers(0, 120),
+        count=st.integers(1, 4),
+        delta=st.integers(-50, 300),
+        size=st.integers(0, 120),
         codec=st.sampled_from([Codec.NONE, Codec.NONE, Codec.GZIP, Codec.ZSTD]),
         write=st.booleans(),
-    )  # fmt: skip
+    )
     def append(self, count, delta, size, codec, write) -> None:
         self.now += max(delta, 0)
         timestamp = self.now + min(delta, 0)
@@ -133,9 +137,13 @@ class Model(RuleBasedStateMachine):
             self.log.leader_epochs.save()
         self.disk = self.disk.after_kill()
         self.log = kit.open_log(
-            self.disk, config=CONFIG, clean=clean, now_ms=self.now,
-            recovery_point=self.log.recovery_point, log_start_offset=self.start,
-        )  # fmt: skip
+            self.disk,
+            config=CONFIG,
+            clean=clean,
+            now_ms=self.now,
+            recovery_point=self.log.recovery_point,
+            log_start_offset=self.start,
+        )
         last = self.batches[-1][1] + 1 if self.batches else 0
         assert last <= self.log.log_end_offset <= self.end
         self.end = self.log.log_end_offset

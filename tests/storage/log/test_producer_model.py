@@ -58,9 +58,14 @@ class World:
 
     def step(self) -> None:
         kinds = {
-            self.data: 10, self.end: 6, self.roll: 1, self.start: 1, self.restart: 1, self.cut: 1,
+            self.data: 10,
+            self.end: 6,
+            self.roll: 1,
+            self.start: 1,
+            self.restart: 1,
+            self.cut: 1,
             self.replicate: 4,
-        }  # fmt: skip
+        }
         (kind,) = self.random.choices(list(kinds), list(kinds.values()))
         kind()
 
@@ -69,10 +74,12 @@ class World:
         p = self.random.choice(self.producers)
         is_transactional, count = p.pid < 4, self.random.randint(1, 3)
         made = build_batch(
-            [(self.kit.NOW, b"k", b"v" * 30, ())] * count, producer_id=p.pid,
-            producer_epoch=p.epoch, base_sequence=p.next_sequence,
+            [(self.kit.NOW, b"k", b"v" * 30, ())] * count,
+            producer_id=p.pid,
+            producer_epoch=p.epoch,
+            base_sequence=p.next_sequence,
             is_transactional=is_transactional,
-        )  # fmt: skip
+        )
         checked = check(memoryview(bytearray(made)), self.kit.RULES, self.kit.NOW)
         guard = None
         if is_transactional and p.first < 0:
@@ -191,8 +198,10 @@ class World:
         for _ in range(5):
             first = self.random.randint(start, end)
             last = self.random.randint(first, end)
-            found = {(a.producer_id, a.last_offset): a.first_offset
-                     for a in log.aborted_transactions(first, last)}  # fmt: skip
+            found = {
+                (a.producer_id, a.last_offset): a.first_offset
+                for a in log.aborted_transactions(first, last)
+            }
             for pid, began, ended, is_cut in self.aborted:
                 if is_cut or began < start:  # where it begins depends on when that was noticed
                     assert found.pop((pid, ended), ended) <= ended

@@ -94,8 +94,9 @@ def test_compacted_topics_keep_everything(kit, make_log) -> None:
     assert log.delete_old_segments(kit.NOW + 100 * HOUR, 20) == []
     log.advance_log_start(5)
     assert log.delete_old_segments(kit.NOW, 20) == [
-        (0, "below log start offset"), (2, "below log start offset")
-    ]  # fmt: skip
+        (0, "below log start offset"),
+        (2, "below log start offset"),
+    ]
 
 
 def test_delete_records(kit, disk, make_log) -> None:
@@ -165,9 +166,10 @@ def test_delete_records_makes_nothing_durable(kit, disk, make_log, start_known) 
     assert log.recovery_point == 0
     for seed in range(20):
         left = kit.open_log(
-            disk.after_power_loss(seed), recovery_point=log.recovery_point,
+            disk.after_power_loss(seed),
+            recovery_point=log.recovery_point,
             log_start_offset=start_known,
-        )  # fmt: skip
+        )
         found = kit.contents(left)
         assert left.log_start_offset == start_known
         assert found == written[start_known : left.log_end_offset]
@@ -218,9 +220,12 @@ def damaged(kit, disk, make_log, damage: Damage):
 
 LENGTH, MAGIC = (0, 8), (1, 16)
 READ_FOR = [
-    (layout.SNAPSHOT, False), (layout.LEADER_EPOCHS, False), (layout.LEADER_EPOCHS, True),
-    (layout.INDEX, False), (layout.INDEX, True),
-]  # fmt: skip
+    (layout.SNAPSHOT, False),
+    (layout.LEADER_EPOCHS, False),
+    (layout.LEADER_EPOCHS, True),
+    (layout.INDEX, False),
+    (layout.INDEX, True),
+]
 
 
 @pytest.mark.parametrize(

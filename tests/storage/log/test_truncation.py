@@ -61,9 +61,14 @@ def derived(segment: Segment) -> dict[str, object]:
 
 def read_anew(disk: SimulatedDisk, segment: Segment) -> dict[str, object]:
     fresh = Segment(
-        disk, segment.directory, segment.base_offset, size_bytes=segment.size_bytes, mtime_ms=0,
-        index_interval_bytes=segment.index_interval_bytes, loaded=True,
-    )  # fmt: skip
+        disk,
+        segment.directory,
+        segment.base_offset,
+        size_bytes=segment.size_bytes,
+        mtime_ms=0,
+        index_interval_bytes=segment.index_interval_bytes,
+        loaded=True,
+    )
     for batch in fresh.walk(0, fresh.size_bytes):
         fresh.index_batch(batch)
     return derived(fresh)

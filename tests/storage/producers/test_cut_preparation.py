@@ -18,19 +18,28 @@ PRODUCERS = 3
 
 def fetched(log, pid: int, sequence: int, count: int, *, transactional: bool) -> None:
     data = build_batch(
-        [(NOW, b"k", b"v" * 30, ())] * count, producer_id=pid, producer_epoch=0,
-        base_sequence=sequence, is_transactional=transactional, leader_epoch=0,
+        [(NOW, b"k", b"v" * 30, ())] * count,
+        producer_id=pid,
+        producer_epoch=0,
+        base_sequence=sequence,
+        is_transactional=transactional,
+        leader_epoch=0,
         base_offset=log.log_end_offset,
-    )  # fmt: skip
+    )
     log.append_as_follower(data, NOW)
 
 
 def ended(log, pid: int, *, commit: bool) -> None:
     key, value = struct.pack(">hh", 0, int(commit)), struct.pack(">hi", 0, 0)
     data = build_batch(
-        [(NOW, key, value, ())], producer_id=pid, producer_epoch=0, is_transactional=True,
-        is_control=True, leader_epoch=0, base_offset=log.log_end_offset,
-    )  # fmt: skip
+        [(NOW, key, value, ())],
+        producer_id=pid,
+        producer_epoch=0,
+        is_transactional=True,
+        is_control=True,
+        leader_epoch=0,
+        base_offset=log.log_end_offset,
+    )
     log.append_as_follower(data, NOW)
 
 
@@ -57,11 +66,14 @@ def filled(seed: int):
 def known(log):
     states = {
         pid: (
-            state.epoch, state.batches, state.last_timestamp, state.coordinator_epoch,
+            state.epoch,
+            state.batches,
+            state.last_timestamp,
+            state.coordinator_epoch,
             state.txn_first_offset,
         )
         for pid, state in log.producers.items()
-    }  # fmt: skip
+    }
     names = [n for n in log.disk.listdir(log.directory) if n.endswith(layout.SNAPSHOT)]
     undecided = [log.producers.first_undecided_offset(hw, 0) for hw in range(log.log_end_offset)]
     return log.log_end_offset, states, list(log.producers._open.items()), undecided, sorted(names)

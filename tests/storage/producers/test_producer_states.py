@@ -37,8 +37,17 @@ def guard(
     )
 
 
-def send(states: ProducerStates, offset: int, sequence: int, count: int = 1, *, epoch: int = 0,
-         pid: int = 1, now: int = 0, txn: bool = False):  # fmt: skip
+def send(
+    states: ProducerStates,
+    offset: int,
+    sequence: int,
+    count: int = 1,
+    *,
+    epoch: int = 0,
+    pid: int = 1,
+    now: int = 0,
+    txn: bool = False,
+):
     if txn:
         proof = guard(states, epoch, sequence, pid=pid)
         again = states.check_transactional(pid, epoch, sequence, count, proof)
@@ -193,12 +202,16 @@ def test_transactions() -> None:
     st.dictionaries(
         st.integers(0, 2**63 - 1),
         st.tuples(
-            st.integers(0, 2**15 - 1), st.integers(0, MAX_INT32), st.integers(0, 2**62),
-            st.integers(0, 1000), st.integers(-1, 2**62), st.booleans(),
+            st.integers(0, 2**15 - 1),
+            st.integers(0, MAX_INT32),
+            st.integers(0, 2**62),
+            st.integers(0, 1000),
+            st.integers(-1, 2**62),
+            st.booleans(),
         ),
         max_size=5,
     )
-)  # fmt: skip
+)
 def test_snapshots_come_back(producers) -> None:
     states = ProducerStates(1000)
     for pid, (epoch, sequence, offset, delta, timestamp, txn) in producers.items():
@@ -268,8 +281,11 @@ def test_sequences_begin_at_zero_after_a_marker() -> None:
 
 
 FENCED, SEQUENCE, STATE, COORDINATOR = (
-    InvalidProducerEpoch, OutOfOrderSequenceNumber, InvalidTxnState, TransactionCoordinatorFenced,
-)  # fmt: skip
+    InvalidProducerEpoch,
+    OutOfOrderSequenceNumber,
+    InvalidTxnState,
+    TransactionCoordinatorFenced,
+)
 
 UNKNOWN = ()
 OPEN = (("data", 3, 0),)

@@ -45,13 +45,21 @@ def rows_of(drawn: list[Any]) -> Rows:
         lists.append(len(names))
     listed = [row[4] is not None for row in drawn]
     headers = HeaderLists(
-        array("i", lists).tobytes(), None if all(listed) else bitmap(listed),
-        listed.count(False), binary(names), binary(values), len(names),
-    )  # fmt: skip
+        array("i", lists).tobytes(),
+        None if all(listed) else bitmap(listed),
+        listed.count(False),
+        binary(names),
+        binary(values),
+        len(names),
+    )
     return Rows(
-        len(drawn), binary([r[2] for r in drawn]), binary([r[3] for r in drawn]), headers,
-        array("i", [r[0] for r in drawn]).tobytes(), array("q", [r[1] for r in drawn]).tobytes(),
-    )  # fmt: skip
+        len(drawn),
+        binary([r[2] for r in drawn]),
+        binary([r[3] for r in drawn]),
+        headers,
+        array("i", [r[0] for r in drawn]).tobytes(),
+        array("q", [r[1] for r in drawn]).tobytes(),
+    )
 
 
 row_fields = st.tuples(

@@ -39,9 +39,7 @@ def strings(binary: Binary | None, count: int) -> list[bytes | None]:
     assert len(binary.data) == at[-1]
     valid = bits(binary.validity, count)
     assert binary.nulls == valid.count(False)
-    return [
-        bytes(binary.data[at[i] : at[i + 1]]) if valid[i] else None for i in range(count)
-    ]  # fmt: skip
+    return [bytes(binary.data[at[i] : at[i + 1]]) if valid[i] else None for i in range(count)]
 
 
 def rows(block: Block) -> list[tuple[int, int, int, Any, Any, tuple[Any, ...]]]:
@@ -58,9 +56,11 @@ def rows(block: Block) -> list[tuple[int, int, int, Any, Any, tuple[Any, ...]]]:
     numbers = [
         struct.unpack(f"{n}{kind}", bytes(column))  # type: ignore[arg-type]
         for kind, column in (
-            ("q", block.offsets), ("q", block.timestamps), ("i", block.timestamp_types),
+            ("q", block.offsets),
+            ("q", block.timestamps),
+            ("i", block.timestamp_types),
         )
-    ]  # fmt: skip
+    ]
     keys, contents = strings(block.key, n), strings(block.value, n)
     return list(zip(*numbers, keys, contents, headers, strict=True))  # type: ignore[arg-type]
 
@@ -119,10 +119,20 @@ def test_only_what_is_asked_for_is_made(kernel: ModuleType, wanted: Field) -> No
     data = batches_of([([(1, b"k", b"v", [("h", b"x")])] * 3, Codec.NONE, 0)])
     block = kernel.read_block(data, 0, 1, 3, wanted)
     assert block.rows == 2
-    columns = dict(zip(Field, (
-        block.key, block.value, block.offsets, block.timestamps, block.timestamp_types,
-        block.headers,
-    ), strict=True))  # fmt: skip
+    columns = dict(
+        zip(
+            Field,
+            (
+                block.key,
+                block.value,
+                block.offsets,
+                block.timestamps,
+                block.timestamp_types,
+                block.headers,
+            ),
+            strict=True,
+        )
+    )
     assert [field for field, column in columns.items() if column is not None] == [wanted]
 
 

@@ -29,9 +29,15 @@ def test_a_marker_is_a_batch_of_one_record(is_commit, kind, coordinator_epoch) -
     )
     row = (NOW, pack(">hh", 0, is_commit), pack(">hi", 0, coordinator_epoch), ())
     assert made == build_batch(
-        [row], base_offset=12, producer_id=2**40, producer_epoch=32767, is_transactional=True,
-        is_control=True, leader_epoch=5, timestamp_type=kind,
-    )  # fmt: skip
+        [row],
+        base_offset=12,
+        producer_id=2**40,
+        producer_epoch=32767,
+        is_transactional=True,
+        is_control=True,
+        leader_epoch=5,
+        timestamp_type=kind,
+    )
     assert len(made) == 78
     columns = scan(made)
     assert read_marker(columns.key(0), columns.value(0)) == marker

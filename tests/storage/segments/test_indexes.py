@@ -81,8 +81,11 @@ def test_what_is_refused_at_open() -> None:
     offset_file(good).check(4201)
     offset_file(b"").check(0)
     for data, log_bytes in (
-        (good, 4200), (good[:-1], 9999), (good + bytes(8), 9999), (b"\xff" * 8, 9999)
-    ):  # fmt: skip
+        (good, 4200),
+        (good[:-1], 9999),
+        (good + bytes(8), 9999),
+        (b"\xff" * 8, 9999),
+    ):
         with pytest.raises(DamagedData):
             offset_file(data).check(log_bytes)
     with pytest.raises(DamagedData):

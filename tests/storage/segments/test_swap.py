@@ -79,9 +79,12 @@ def test_a_crash_at_every_call_of_a_swap(kit, with_plan) -> None:
             replace_segments(log, clean(crashed, log)[0], kit.NOW)
         for survivor in (crashed.after_kill(), *(crashed.after_power_loss(s) for s in range(3))):
             again = kit.open_log(
-                survivor, config=CONFIG, recovery_point=60, compacted_to=60,
+                survivor,
+                config=CONFIG,
+                recovery_point=60,
+                compacted_to=60,
                 unfinished_swap=plan if with_plan else None,
-            )  # fmt: skip
+            )
             again.check_invariants()
             found = set(bases_of(kit, again))
             if with_plan:

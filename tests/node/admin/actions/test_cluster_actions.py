@@ -65,8 +65,12 @@ def run(lone, line, status=0):
     def call():
         return subprocess.run(
             ["/bin/bash", "-c", script],
-            env=environment, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
     result = lone.run(asyncio.to_thread(call))
     assert result.returncode == status, result.stderr
@@ -147,7 +151,7 @@ def test_what_cannot_be_asked_for_is_refused_by_name(lone):
         ("groups/reset-offsets", {"topic": "t", "to": "latest"}, "group is missing"),
         ("brokers/config", {"broker": 0}, "nothing is to be changed"),
         ("brokers/config", {"broker": 7, "set": {"a": "b"}}, "there is no broker 7; brokers: 0"),
-    ):  # fmt: skip
+    ):
         assert message in wrong(lone, path, **body), (path, body)
     assert lone.node.parts.counters.records_in == 0
     for name in ("7", "x", "-1", "1e3", "٣"):
@@ -160,9 +164,14 @@ def test_what_cannot_be_asked_for_is_refused_by_name(lone):
 def test_records_are_appended(lone):
     lone.create("t", 3)
     result = done(
-        lone, "produce", topic="t", key="k", value="v", timestamp=5,
+        lone,
+        "produce",
+        topic="t",
+        key="k",
+        value="v",
+        timestamp=5,
         headers=[{"name": "h", "value": "x"}, {"name": "n", "value_base64": "/w=="}, {"name": "e"}],
-    )  # fmt: skip
+    )
     assert (result["offset"], result["timestamp"]) == (0, 5)
     (found,) = lone.get(f"/api/v1/records?topic=t&partition={result['partition']}")["records"]
     assert (found["key_base64"], found["value_base64"], found["timestamp"]) == ("aw==", "dg==", 5)
@@ -252,7 +261,7 @@ def test_settings_of_brokers(lone):
     assert result["command"] == (
         "kept broker config set default --config message.max.bytes=5000 --bootstrap localhost:80"
         " && kept broker config delete default --name log.retention.ms --bootstrap localhost:80"
-    )  # fmt: skip
+    )
     done(lone, "brokers/config", broker=0, delete=["log.cleaner.threads"])
     assert lone.node.parts.live_config.current.log_cleaner_threads == 1
 
@@ -367,14 +376,20 @@ def test_an_action_needs_the_right_of_the_kafka_request_and_is_audited(lone_node
     steps = [
         ("topics/create", {"topic": "t"}, [(topic, "t", "CREATE")]),
         ("topics/alter", {"topic": "t", "partitions": 2}, [(topic, "t", "ALTER")]),
-        ("topics/alter", {"topic": "t", "set": {"segment.bytes": "9999"}},
-         [(topic, "t", "ALTER_CONFIGS")]),
+        (
+            "topics/alter",
+            {"topic": "t", "set": {"segment.bytes": "9999"}},
+            [(topic, "t", "ALTER_CONFIGS")],
+        ),
         ("produce", {"topic": "t", "value": "v"}, [(topic, "t", "WRITE")]),
         ("groups/reset-offsets", reset, [(group, "g", "READ"), (topic, "t", "READ")]),
-        ("brokers/config", {"set": {"message.max.bytes": "5000"}},
-         [(cluster, "kafka-cluster", "ALTER_CONFIGS")]),
+        (
+            "brokers/config",
+            {"set": {"message.max.bytes": "5000"}},
+            [(cluster, "kafka-cluster", "ALTER_CONFIGS")],
+        ),
         ("topics/delete", {"topic": "t"}, [(topic, "t", "DELETE")]),
-    ]  # fmt: skip
+    ]
     for path_, body, rights in steps:
         for right in rights:
             status, answer = ask(path_, **body)

@@ -242,9 +242,14 @@ def test_aborted_records_behind_a_gap_are_not_open(lone_node, monkeypatch):
 
     def build(offset, producer_id, key, **more):
         return build_batch(
-            [(1000, key, b"v", ())], base_offset=offset, producer_id=producer_id,
-            producer_epoch=0, is_transactional=True, leader_epoch=partition.leader_epoch, **more,
-        )  # fmt: skip
+            [(1000, key, b"v", ())],
+            base_offset=offset,
+            producer_id=producer_id,
+            producer_epoch=0,
+            is_transactional=True,
+            leader_epoch=partition.leader_epoch,
+            **more,
+        )
 
     async def fill():
         for offset, producer_id in ((0, 9), (100, 8)):
@@ -405,8 +410,11 @@ def test_answers_are_bounded_whatever_records_hold(lone):
     headers = tuple((f"h{n}" + "x" * 4000, bytes(4000)) for n in range(60))
     written(lone, "t", [OutRecord(bytes(5000), bytes(5000), headers) for _ in range(16)])
     most = 2 * 1024 * 1024 + 600_000
-    for path in ("search?topic=t&limit=200", "search?topic=t&limit=200&newest=false",
-                 "records?topic=t&partition=0&offset=0&limit=200"):  # fmt: skip
+    for path in (
+        "search?topic=t&limit=200",
+        "search?topic=t&limit=200&newest=false",
+        "records?topic=t&partition=0&offset=0&limit=200",
+    ):
         status, _, body = lone.http(f"GET /api/v1/{path} HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert status == 200 and len(body) < most, (path, len(body))
     found, requests = all_of(lone, limit=200)

@@ -148,23 +148,35 @@ class History:
         version = int(words.option("version", "9"))
         self.uuid += 1
         event = ev.Join(
-            self._next_request(), words.words[0], member, words.option("client", "app"),
-            "/127.0.0.1", milliseconds(words.option("session", "10s")),
-            milliseconds(words.option("rebalance", "60s")), protocol_type,
-            tuple(protocols) if offers != "nothing" else (), str(self.uuid),
-            words.option("static"), version >= 4, version >= 9,
-        )  # fmt: skip
+            self._next_request(),
+            words.words[0],
+            member,
+            words.option("client", "app"),
+            "/127.0.0.1",
+            milliseconds(words.option("session", "10s")),
+            milliseconds(words.option("rebalance", "60s")),
+            protocol_type,
+            tuple(protocols) if offers != "nothing" else (),
+            str(self.uuid),
+            words.option("static"),
+            version >= 4,
+            version >= 9,
+        )
         self._perform(self.core.step(event, self.now))
 
     def do_sync(self, words: Words) -> None:
         assign = words.option("assign", "")
         pairs = [a.partition("=") for a in assign.split(",") if a]
         event = ev.Sync(
-            self._next_request(), words.words[0], words.option("as", ""),
+            self._next_request(),
+            words.words[0],
+            words.option("as", ""),
             int(words.option("generation", "1")),
             tuple((name, data.encode()) for name, _, data in pairs),
-            words.option("static"), words.option("type"), words.option("protocol"),
-        )  # fmt: skip
+            words.option("static"),
+            words.option("type"),
+            words.option("protocol"),
+        )
         self._perform(self.core.step(event, self.now))
 
     def do_heartbeat(self, words: Words) -> None:
@@ -209,11 +221,16 @@ class History:
                 ev.CommitPartition(number, int(offset), 0, metadata)
             )
         event = ev.CommitOffsets(
-            self._next_request(), words.words[0],
+            self._next_request(),
+            words.words[0],
             tuple(ev.CommitTopic(t, TOPIC_IDS[t], tuple(p)) for t, p in topics.items()),
-            member, generation, instance, milliseconds(retention) if retention else -1,
-            version >= 9 and producer is None, producer,
-        )  # fmt: skip
+            member,
+            generation,
+            instance,
+            milliseconds(retention) if retention else -1,
+            version >= 9 and producer is None,
+            producer,
+        )
         self._perform(self.core.step(event, self.now))
 
     def do_end(self, words: Words) -> None:
@@ -246,9 +263,10 @@ class History:
                 topic, number = partition(word)
                 topics.setdefault(topic, []).append(number)
             event = ev.DeleteOffsets(
-                self._next_request(), words.words[0],
+                self._next_request(),
+                words.words[0],
                 tuple((t, tuple(p)) for t, p in topics.items()),
-            )  # fmt: skip
+            )
         self._perform(self.core.step(event, self.now))
 
     def do_topic(self, words: Words) -> None:

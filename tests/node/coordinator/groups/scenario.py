@@ -82,10 +82,15 @@ class Scenario:
     def run(self) -> Iterator[tuple[str, Any]]:
         self._topics()
         for part in (
-            self.find, self.life_in_every_version, self.refusals, self.two_members,
-            self.static_members, self.commits_in_every_version, self.fetches_in_every_version,
+            self.find,
+            self.life_in_every_version,
+            self.refusals,
+            self.two_members,
+            self.static_members,
+            self.commits_in_every_version,
+            self.fetches_in_every_version,
             self.administration,
-        ):  # fmt: skip
+        ):
             for what, answer in part():
                 yield f"{part.__name__}: {what}", self.names.plain(answer)
         self.connection.close()
@@ -93,13 +98,21 @@ class Scenario:
     def _topics(self) -> None:
         new = {"num_partitions": 2, "replication_factor": 1, "assignments": (), "configs": ()}
         self.ask(
-            CREATE, 7, topics=[{"name": n, **new} for n in ("orders", "users")],
-            timeout=30_000, validate_only=False,
-        )  # fmt: skip
+            CREATE,
+            7,
+            topics=[{"name": n, **new} for n in ("orders", "users")],
+            timeout=30_000,
+            validate_only=False,
+        )
         while True:
             topics = [{"topic_id": None, "name": n} for n in ("orders", "users")]
-            found = self.ask(METADATA, 12, topics=topics, allow_auto_topic_creation=False,
-                             include_topic_authorized_operations=False)  # fmt: skip
+            found = self.ask(
+                METADATA,
+                12,
+                topics=topics,
+                allow_auto_topic_creation=False,
+                include_topic_authorized_operations=False,
+            )
             if all(t.error_code is ErrorCode.none for t in found.topics):
                 break
         self.names.topics = {t.topic_id: t.name for t in found.topics}
@@ -117,29 +130,40 @@ class Scenario:
 
     def joining(self, group: str, member: str = "", **other: Any) -> dict[str, Any]:
         return {
-            "group_id": group, "session_timeout": 10_000, "rebalance_timeout": 20_000,
-            "member_id": member, "group_instance_id": None, "protocol_type": "consumer",
+            "group_id": group,
+            "session_timeout": 10_000,
+            "rebalance_timeout": 20_000,
+            "member_id": member,
+            "group_instance_id": None,
+            "protocol_type": "consumer",
             "protocols": [{"name": "range", "metadata": encode_subscription(["orders"])}],
-            "reason": None, **other,
-        }  # fmt: skip
+            "reason": None,
+            **other,
+        }
 
     def join(self, version: int, group: str, member: str = "", **other: Any) -> Any:
         return self.ask(JOIN, version, **self.joining(group, member, **other))
 
     def syncing(self, group: str, member: str, generation: int, **other: Any) -> dict[str, Any]:
         return {
-            "group_id": group, "generation_id": generation, "member_id": member,
-            "group_instance_id": None, "protocol_type": "consumer", "protocol_name": "range",
-            "assignments": [], **other,
-        }  # fmt: skip
+            "group_id": group,
+            "generation_id": generation,
+            "member_id": member,
+            "group_instance_id": None,
+            "protocol_type": "consumer",
+            "protocol_name": "range",
+            "assignments": [],
+            **other,
+        }
 
     def sync(self, version: int, group: str, member: str, generation: int, **other: Any) -> Any:
         return self.ask(SYNC, version, **self.syncing(group, member, generation, **other))
 
     def beat(self, version: int, group: str, member: str, generation: int, **other: Any) -> Any:
         values = {"group_instance_id": None, **other}
-        return self.ask(HEARTBEAT, version, group_id=group, generation_id=generation,
-                        member_id=member, **values)  # fmt: skip
+        return self.ask(
+            HEARTBEAT, version, group_id=group, generation_id=generation, member_id=member, **values
+        )
 
     def leave(self, version: int, group: str, *members: tuple[str, str | None]) -> Any:
         many = [{"member_id": m, "group_instance_id": i, "reason": None} for m, i in members]
@@ -147,25 +171,40 @@ class Scenario:
 
     def committing(self, topic: str, *offsets: tuple[int, int], metadata: str | None = "") -> Any:
         return {
-            "name": topic, "topic_id": self.ids.get(topic, uuid.UUID(int=99)),
+            "name": topic,
+            "topic_id": self.ids.get(topic, uuid.UUID(int=99)),
             "partitions": [
-                {"partition_index": p, "committed_offset": o, "committed_leader_epoch": 0,
-                 "committed_metadata": metadata, "commit_timestamp": -1}
+                {
+                    "partition_index": p,
+                    "committed_offset": o,
+                    "committed_leader_epoch": 0,
+                    "committed_metadata": metadata,
+                    "commit_timestamp": -1,
+                }
                 for p, o in offsets
             ],
-        }  # fmt: skip
+        }
 
     def commit(self, version: int, group: str, *topics: Any, **other: Any) -> Any:
         values = {"generation_id_or_member_epoch": -1, "member_id": "", "retention_time": -1}
-        return self.ask(COMMIT, version, group_id=group, topics=topics,
-                        **{"group_instance_id": None, **values, **other})  # fmt: skip
+        return self.ask(
+            COMMIT,
+            version,
+            group_id=group,
+            topics=topics,
+            **{"group_instance_id": None, **values, **other},
+        )
 
     def fetch(self, version: int, group: str, *topics: tuple[str, tuple[int, ...]] | None) -> Any:
         named = [
-            {"name": t[0], "topic_id": self.ids.get(t[0], uuid.UUID(int=99)),
-             "partition_indexes": t[1]}
-            for t in topics if t is not None
-        ]  # fmt: skip
+            {
+                "name": t[0],
+                "topic_id": self.ids.get(t[0], uuid.UUID(int=99)),
+                "partition_indexes": t[1],
+            }
+            for t in topics
+            if t is not None
+        ]
         asked = None if topics == (None,) else named
         one = {"group_id": group, "topics": asked, "member_id": None, "member_epoch": -1}
         if version >= 8:
@@ -293,10 +332,17 @@ class Scenario:
         yield "fenced heartbeat", self.beat(4, "fixed", old, 1, **one)
         yield "fenced sync", self.sync(5, "fixed", old, 1, **one)
         yield "fenced join", self.join(9, "fixed", old, **one)
-        yield "fenced commit", self.commit(
-            9, "fixed", self.committing("orders", (0, 1)), member_id=old,
-            generation_id_or_member_epoch=1, **one,
-        )  # fmt: skip
+        yield (
+            "fenced commit",
+            self.commit(
+                9,
+                "fixed",
+                self.committing("orders", (0, 1)),
+                member_id=old,
+                generation_id_or_member_epoch=1,
+                **one,
+            ),
+        )
         yield "fenced leave", self.leave(5, "fixed", (old, "static-one"))
         yield "back with v5", self.join(5, "fixed", **one)
         yield "described", self.describe("fixed")
@@ -342,9 +388,14 @@ class Scenario:
         for version in range(6):
             yield f"list v{version}", self.ask(LIST, version, states_filter=[], types_filter=[])
         for states, types in (
-            (["Stable"], []), (["stable", "EMPTY"], []), (["Dead"], []), ([], ["classic"]),
-            ([], ["Consumer"]), ([], ["nonsense"]), (["Stable"], ["CLASSIC"]),
-        ):  # fmt: skip
+            (["Stable"], []),
+            (["stable", "EMPTY"], []),
+            (["Dead"], []),
+            ([], ["classic"]),
+            ([], ["Consumer"]),
+            ([], ["nonsense"]),
+            (["Stable"], ["CLASSIC"]),
+        ):
             what = f"list {states} {types}"
             yield what, self.ask(LIST, 5, states_filter=states, types_filter=types)
         for version in range(7):

@@ -99,9 +99,13 @@ def test_three_kinds_of_clients_share_a_topic(kept_broker: Cluster) -> None:
 
     def with_kafka_python() -> None:
         consumer = KafkaConsumer(
-            topic, bootstrap_servers=bootstrap, group_id=topic, auto_offset_reset="earliest",
-            heartbeat_interval_ms=200, session_timeout_ms=60_000,
-        )  # fmt: skip
+            topic,
+            bootstrap_servers=bootstrap,
+            group_id=topic,
+            auto_offset_reset="earliest",
+            heartbeat_interval_ms=200,
+            session_timeout_ms=60_000,
+        )
         knows(consumer, topic)
         while not stop.is_set():
             for records in consumer.poll(timeout_ms=50).values():
@@ -111,9 +115,13 @@ def test_three_kinds_of_clients_share_a_topic(kept_broker: Cluster) -> None:
 
     async def with_aiokafka() -> None:
         consumer = AIOKafkaConsumer(
-            topic, bootstrap_servers=bootstrap, group_id=topic, auto_offset_reset="earliest",
-            heartbeat_interval_ms=200, session_timeout_ms=60_000,
-        )  # fmt: skip
+            topic,
+            bootstrap_servers=bootstrap,
+            group_id=topic,
+            auto_offset_reset="earliest",
+            heartbeat_interval_ms=200,
+            session_timeout_ms=60_000,
+        )
         await consumer.start()
         while not stop.is_set():
             for records in (await consumer.getmany(timeout_ms=50)).values():

@@ -26,9 +26,14 @@ PARTITIONS = 4
 DEADLINE_S = 60.0
 RETRIABLE = {
     "UNKNOWN_TOPIC_OR_PART",  # it was created through another node, a moment ago
-    "NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS",
-    "_WAIT_COORD", "_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN",
-}  # fmt: skip
+    "NOT_COORDINATOR",
+    "COORDINATOR_NOT_AVAILABLE",
+    "COORDINATOR_LOAD_IN_PROGRESS",
+    "_WAIT_COORD",
+    "_TRANSPORT",
+    "_TIMED_OUT",
+    "_ALL_BROKERS_DOWN",
+}
 
 
 def consumer(cluster: Cluster, group: str, **settings: Any) -> Consumer:

@@ -21,10 +21,14 @@ GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 def stable_consumer(bootstrap: str, group: str, topic: str) -> Consumer:
     consumer = Consumer(
         {
-            "bootstrap.servers": bootstrap, "group.id": group, "group.instance.id": "one",
-            "enable.auto.commit": False, "auto.offset.reset": "earliest", "client.id": "reader",
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "group.instance.id": "one",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "client.id": "reader",
         }
-    )  # fmt: skip
+    )
     consumer.subscribe([topic])
     for _ in range(400):
         if consumer.assignment():
@@ -47,14 +51,14 @@ def test_kafkas_decoder_reads_our_records() -> None:
         cluster.stop()
         dumped = kafka_dist.dump(sorted(directory.glob("*.log")), "--offsets-decoder")
     records = re.findall(r"key: (\{.*?\}) payload: (.*)", dumped)
-    decoded = [
-        (json.loads(k), json.loads(v) if v.startswith("{") else v) for k, v in records
-    ]  # fmt: skip
+    decoded = [(json.loads(k), json.loads(v) if v.startswith("{") else v) for k, v in records]
     groups = [v["data"] for k, v in decoded if k["type"] == "2"]
     stable = groups[1]
     assert (stable["generation"], stable["protocolType"], stable["protocol"]) == (
-        1, "consumer", "range",
-    )  # fmt: skip
+        1,
+        "consumer",
+        "range",
+    )
     (member,) = stable["members"]
     assert (member["groupInstanceId"], member["clientId"]) == ("one", "reader")
     assert member["subscription"]["topics"] == [topic]

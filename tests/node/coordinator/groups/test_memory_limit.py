@@ -73,9 +73,18 @@ class Shell:
         given = {"member": "", "requires_known_member_id": False, **more}
         protocols = given.pop("protocols", (("range", bytes(size)),))
         event = ev.Join(
-            self._request, group, given.pop("member"), "c", "/h", 10_000, 60_000,
-            "consumer", protocols, f"id{self._request}", **given,
-        )  # fmt: skip
+            self._request,
+            group,
+            given.pop("member"),
+            "c",
+            "/h",
+            10_000,
+            60_000,
+            "consumer",
+            protocols,
+            f"id{self._request}",
+            **given,
+        )
         self.step(event)
         return self._request
 

@@ -35,9 +35,14 @@ def test_offsets_that_are_committed_by_the_id_of_a_topic_share_it(lone) -> None:
     part = {"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": -1}
     part["committed_metadata"] = ""
     answer = lone.ask(
-        8, 10, group_id="g", generation_id_or_member_epoch=-1, member_id="",
-        group_instance_id=None, topics=[{"topic_id": topic_id, "partitions": [part]}],
-    )  # fmt: skip
+        8,
+        10,
+        group_id="g",
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        group_instance_id=None,
+        topics=[{"topic_id": topic_id, "partitions": [part]}],
+    )
     assert answer.topics[0].partitions[0].error_code.name == "none"
     ((_, topics),) = lone.node.parts.groups.committed_by_group()
     assert topics["t"][0].value.topic_id is topic_id

@@ -220,11 +220,20 @@ class Simulation:
         kind = self.random.random()
         if kind < 0.30:
             return ev.Join(
-                number, group, member, "app", "/127.0.0.1", choose((6_000, 30_000)),
-                choose(REBALANCE_TIMEOUTS_MS), choose(("consumer",) * 9 + ("connect",)),
-                choose(PROTOCOLS), str(number), instance, self.random.random() < 0.7,
+                number,
+                group,
+                member,
+                "app",
+                "/127.0.0.1",
+                choose((6_000, 30_000)),
+                choose(REBALANCE_TIMEOUTS_MS),
+                choose(("consumer",) * 9 + ("connect",)),
+                choose(PROTOCOLS),
+                str(number),
+                instance,
                 self.random.random() < 0.7,
-            )  # fmt: skip
+                self.random.random() < 0.7,
+            )
         if kind < 0.50:
             assignments = tuple((m, m.encode()) for m in self.ids[group][-5:])
             return ev.Sync(number, group, member, generation, assignments, instance)

@@ -27,17 +27,34 @@ text = st.text(max_size=20)
 int32 = st.integers(-(2**31), 2**31 - 1)
 int64 = st.integers(-(2**63), 2**63 - 1)
 members = st.builds(
-    r.MemberMetadata, text, st.none() | text, text, text, int32, int32,
-    st.binary(max_size=200), st.binary(max_size=20),
-)  # fmt: skip
+    r.MemberMetadata,
+    text,
+    st.none() | text,
+    text,
+    text,
+    int32,
+    int32,
+    st.binary(max_size=200),
+    st.binary(max_size=20),
+)
 groups = st.builds(
-    r.GroupMetadataValue, text, int32, st.none() | text, st.none() | text, int64,
+    r.GroupMetadataValue,
+    text,
+    int32,
+    st.none() | text,
+    st.none() | text,
+    int64,
     st.lists(members, max_size=3).map(tuple),
-)  # fmt: skip
+)
 offsets = st.builds(
-    r.OffsetCommitValue, int64, text, int64, int32, st.just(-1) | st.integers(0, 2**62),
+    r.OffsetCommitValue,
+    int64,
+    text,
+    int64,
+    int32,
+    st.just(-1) | st.integers(0, 2**62),
     st.just(r.NO_TOPIC_ID) | st.uuids(),
-)  # fmt: skip
+)
 keys = st.builds(r.OffsetCommitKey, text, text, int32) | st.builds(r.GroupMetadataKey, text)
 
 

@@ -614,17 +614,25 @@ def offset_record(offset: int, topic: str = "orders") -> tuple[bytes, bytes | No
 
 def transactional(base: int, producer_id: int, *kv: tuple[bytes, bytes | None]) -> bytes:
     return build_batch(
-        [(0, key, value, ()) for key, value in kv], base_offset=base, producer_id=producer_id,
-        producer_epoch=0, base_sequence=0, is_transactional=True,
-    )  # fmt: skip
+        [(0, key, value, ()) for key, value in kv],
+        base_offset=base,
+        producer_id=producer_id,
+        producer_epoch=0,
+        base_sequence=0,
+        is_transactional=True,
+    )
 
 
 def marker(base: int, producer_id: int, *, commit: bool) -> bytes:
     key = b"\0\0" + (1 if commit else 0).to_bytes(2, "big")
     return build_batch(
-        [(0, key, b"\0\0\0\0\0\0", ())], base_offset=base, producer_id=producer_id,
-        producer_epoch=0, is_transactional=True, is_control=True,
-    )  # fmt: skip
+        [(0, key, b"\0\0\0\0\0\0", ())],
+        base_offset=base,
+        producer_id=producer_id,
+        producer_epoch=0,
+        is_transactional=True,
+        is_control=True,
+    )
 
 
 def plain(base: int, *kv: tuple[bytes, bytes | None]) -> bytes:

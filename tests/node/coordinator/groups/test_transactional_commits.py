@@ -107,25 +107,37 @@ class Fixture:
         self.node.host(0, self.partition)
         orders = [
             PartitionRecord(
-                topic_id=TOPIC_ID, partition=number, replicas=(0,), isr=(0,), leader=0,
-                leader_epoch=0, partition_epoch=0,
+                topic_id=TOPIC_ID,
+                partition=number,
+                replicas=(0,),
+                isr=(0,),
+                leader=0,
+                leader_epoch=0,
+                partition_epoch=0,
             )
             for number in range(2)
-        ]  # fmt: skip
+        ]
         self.node.apply(*self.node.created(), TopicRecord("orders", TOPIC_ID), *orders)
         self.verifier = FakeVerifier(says)
         nothing: Any = None
         metadata: Any = self.node.metadata
         self.handler = GroupOffsetsHandler(
-            self.node.runtime, live_config(), metadata, nothing, nothing,
-            self.node.groups, self.verifier,
-        )  # fmt: skip
+            self.node.runtime,
+            live_config(),
+            metadata,
+            nothing,
+            nothing,
+            self.node.groups,
+            self.verifier,
+        )
 
     async def commit(
         self, version: int, *where: tuple[str, int], group: str | None = None, **more: Any
     ) -> list[str]:
         values = {
-            "transactional_id": "bank", "producer_id": 7, "producer_epoch": 3,
+            "transactional_id": "bank",
+            "producer_id": 7,
+            "producer_epoch": 3,
             "group_id": self.group if group is None else group,
             "topics": [
                 {
@@ -141,7 +153,7 @@ class Fixture:
                 for topic, number in where or (("orders", 0),)
             ],
             **more,
-        }  # fmt: skip
+        }
         kind = messages.message_type(TXN_OFFSET_COMMIT, version, EntityType.request)
         request = messages.build(kind, values)
         context = RequestContext(TXN_OFFSET_COMMIT, version, "c", Session(host="h", listener="P"))

@@ -30,14 +30,25 @@ TV2_END = {
     "CompleteAbort": ("48", "48", "PrepareAbort", "none"),
 }
 FOLLOWS = {
-    ("none", "Empty"), ("Empty", "Empty"), ("CompleteCommit", "Empty"), ("CompleteAbort", "Empty"),
-    ("Empty", "Ongoing"), ("Ongoing", "Ongoing"), ("CompleteCommit", "Ongoing"),
-    ("CompleteAbort", "Ongoing"), ("Ongoing", "PrepareCommit"), ("Ongoing", "PrepareAbort"),
-    ("Empty", "PrepareAbort"), ("CompleteCommit", "PrepareAbort"),
-    ("CompleteAbort", "PrepareAbort"), ("PrepareCommit", "CompleteCommit"),
-    ("PrepareAbort", "CompleteAbort"), ("Empty", "none"), ("CompleteCommit", "none"),
+    ("none", "Empty"),
+    ("Empty", "Empty"),
+    ("CompleteCommit", "Empty"),
+    ("CompleteAbort", "Empty"),
+    ("Empty", "Ongoing"),
+    ("Ongoing", "Ongoing"),
+    ("CompleteCommit", "Ongoing"),
+    ("CompleteAbort", "Ongoing"),
+    ("Ongoing", "PrepareCommit"),
+    ("Ongoing", "PrepareAbort"),
+    ("Empty", "PrepareAbort"),
+    ("CompleteCommit", "PrepareAbort"),
+    ("CompleteAbort", "PrepareAbort"),
+    ("PrepareCommit", "CompleteCommit"),
+    ("PrepareAbort", "CompleteAbort"),
+    ("Empty", "none"),
+    ("CompleteCommit", "none"),
     ("CompleteAbort", "none"),
-}  # fmt: skip
+}
 
 Outcome = tuple[str, Held | None]
 """The response once the dictionary, if there is one, is committed; "draw" wants a producer id."""
@@ -50,9 +61,17 @@ def init(
         if fresh is None:
             return "draw", None
         return "none", {
-            "status": "Empty", "pid": fresh, "epoch": 0, "previous": fresh, "next": -1, "last": -1,
-            "timeout": timeout, "partitions": frozenset(), "start": -1, "version": 0,
-        }  # fmt: skip
+            "status": "Empty",
+            "pid": fresh,
+            "epoch": 0,
+            "previous": fresh,
+            "next": -1,
+            "last": -1,
+            "timeout": timeout,
+            "partitions": frozenset(),
+            "start": -1,
+            "version": 0,
+        }
     if h["status"].startswith("Prepare"):
         return "51", None
     given = pid != -1
@@ -62,9 +81,12 @@ def init(
         word, fenced = fence(h, fresh, tv)
         return ("51" if fenced else word), fenced
     empty = h | {
-        "status": "Empty", "previous": h["pid"], "timeout": timeout, "partitions": frozenset(),
+        "status": "Empty",
+        "previous": h["pid"],
+        "timeout": timeout,
+        "partitions": frozenset(),
         "start": -1,
-    }  # fmt: skip
+    }
     if h["epoch"] >= MAX - 1 and (not given or epoch == h["epoch"]):
         if fresh is None:
             return "draw", None
@@ -81,9 +103,11 @@ def init(
 def fence(h: Held, fresh: int | None, tv: int) -> Outcome:
     """The open transaction is aborted, one epoch further."""
     fenced = h | {
-        "status": "PrepareAbort", "previous": h["pid"], "epoch": min(h["epoch"] + 1, MAX),
+        "status": "PrepareAbort",
+        "previous": h["pid"],
+        "epoch": min(h["epoch"] + 1, MAX),
         "version": tv if tv == BUMPING else 0,
-    }  # fmt: skip
+    }
     if tv == BUMPING:
         fenced["last"] = h["epoch"]
         if h["epoch"] >= MAX - 1:
@@ -106,9 +130,12 @@ def add(h: Held | None, pid: int, epoch: int, partitions: frozenset, version: in
     if opened and not partitions - h["partitions"]:
         return "none", None
     return "none", h | {
-        "status": "Ongoing", "previous": pid, "version": version,
-        "partitions": h["partitions"] | partitions, "start": h["start"] if opened else "now",
-    }  # fmt: skip
+        "status": "Ongoing",
+        "previous": pid,
+        "version": version,
+        "partitions": h["partitions"] | partitions,
+        "start": h["start"] if opened else "now",
+    }
 
 
 def verify(h: Held | None, pid: int, epoch: int, partitions: frozenset) -> tuple[str, frozenset]:
@@ -122,9 +149,15 @@ def verify(h: Held | None, pid: int, epoch: int, partitions: frozenset) -> tuple
 
 
 def end(
-    h: Held | None, pid: int, epoch: int, *, commit: bool, version: int, pending: bool,
+    h: Held | None,
+    pid: int,
+    epoch: int,
+    *,
+    commit: bool,
+    version: int,
+    pending: bool,
     fresh: int | None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     if h is not None and h["status"].startswith("Prepare"):
         pending = True
     if version < BUMPING:
@@ -163,7 +196,9 @@ def end(
 
 def complete(h: Held) -> Held:
     done = h | {
-        "status": h["status"].replace("Prepare", "Complete"), "partitions": frozenset(),
-        "previous": h["pid"], "next": -1,
-    }  # fmt: skip
+        "status": h["status"].replace("Prepare", "Complete"),
+        "partitions": frozenset(),
+        "previous": h["pid"],
+        "next": -1,
+    }
     return done if h["next"] == -1 else done | {"pid": h["next"], "epoch": 0}

@@ -125,8 +125,9 @@ async def test_a_marker_goes_to_all_partitions_of_a_leader_at_once() -> None:
     assert (marker.producer_id, marker.producer_epoch, marker.transaction_result) == (7, 1, True)
     assert (marker.coordinator_epoch, marker.transaction_version) == (5, 2)
     assert {(t.name, t.partition_indexes) for t in marker.topics} == {
-        ("orders", (0,)), ("bills", (3,)),
-    }  # fmt: skip
+        ("orders", (0,)),
+        ("bills", (3,)),
+    }
     assert leaders.done == [MarkersWritten(4, MARKER, frozenset({ORDERS, BILLS}))]
     await leaders.channel.close()
 

@@ -39,11 +39,17 @@ EPOCHS = (0, 1, 32765, 32766, 32767)
 
 def as_held(m: TransactionMetadata) -> model.Held:
     return {
-        "status": m.state.kafka_name, "pid": m.producer_id, "epoch": m.epoch,
-        "previous": m.previous_producer_id, "next": m.next_producer_id, "last": m.last_epoch,
-        "timeout": m.timeout_ms, "partitions": m.partitions, "start": m.start_ms,
+        "status": m.state.kafka_name,
+        "pid": m.producer_id,
+        "epoch": m.epoch,
+        "previous": m.previous_producer_id,
+        "next": m.next_producer_id,
+        "last": m.last_epoch,
+        "timeout": m.timeout_ms,
+        "partitions": m.partitions,
+        "start": m.start_ms,
         "version": m.client_version,
-    }  # fmt: skip
+    }
 
 
 class Judged:
@@ -165,9 +171,14 @@ class Judged:
                 return
             case ev.EndTransaction():
                 outcome = model.end(
-                    held, pid, epoch, commit=event.is_commit, version=event.client_version,
-                    pending=pending, fresh=self.fresh,
-                )  # fmt: skip
+                    held,
+                    pid,
+                    epoch,
+                    commit=event.is_commit,
+                    version=event.client_version,
+                    pending=pending,
+                    fresh=self.fresh,
+                )
             case ev.AddPartitions():
                 outcome = model.add(held, pid, epoch, event.partitions, event.client_version)
             case ev.InitProducerId():

@@ -84,9 +84,12 @@ def markers_before_the_end_is_committed(_: pytest.MonkeyPatch) -> type[World]:
             for metadata in changes.values():
                 if metadata is not None and metadata.state.is_prepared and metadata.partitions:
                     marker = EndMarker(
-                        metadata.producer_id, metadata.epoch, self.coordinator_epoch,
-                        metadata.state is txn.PREPARE_COMMIT, metadata.client_version,
-                    )  # fmt: skip
+                        metadata.producer_id,
+                        metadata.epoch,
+                        self.coordinator_epoch,
+                        metadata.state is txn.PREPARE_COMMIT,
+                        metadata.client_version,
+                    )
                     self._effects.append(ev.WriteMarkers(0, marker, metadata.partitions))
 
     return world_with(Core)

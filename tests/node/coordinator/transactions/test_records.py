@@ -30,9 +30,19 @@ int32 = st.integers(-(2**31), 2**31 - 1)
 int64 = st.integers(-(2**63), 2**63 - 1)
 partitions = st.frozensets(st.builds(TopicPartition, text, int32), max_size=6)
 metadata = st.builds(
-    r.TransactionMetadata, int64, int16, int32, st.sampled_from(r.TransactionState), partitions,
-    int64, int64, int64, int64, int16, int16,
-).map(lambda m: replace(m, partitions=frozenset()) if m.state == 0 else m)  # fmt: skip
+    r.TransactionMetadata,
+    int64,
+    int16,
+    int32,
+    st.sampled_from(r.TransactionState),
+    partitions,
+    int64,
+    int64,
+    int64,
+    int64,
+    int16,
+    int16,
+).map(lambda m: replace(m, partitions=frozenset()) if m.state == 0 else m)
 ORDERS = frozenset({TopicPartition("orders", 0), TopicPartition("orders", 1)})
 STATE = r.TransactionMetadata(7, 3, 30_000, r.TransactionState.ONGOING, ORDERS, 90, 100, 7, -1, 2)
 
@@ -45,24 +55,49 @@ def test_apache_kafkas_records_are_understood() -> None:
     found = [r.decode_record(key, value) for key, value in kafka_records()]
     bank = [record.metadata for record in found if record.transactional_id == "bank-é"]
     assert [m.state.kafka_name for m in bank] == [
-        "Empty", "Ongoing", "PrepareCommit", "CompleteCommit", "Ongoing", "PrepareAbort",
-        "CompleteAbort", "Ongoing", "PrepareAbort", "CompleteAbort", "Empty",
-    ]  # fmt: skip
+        "Empty",
+        "Ongoing",
+        "PrepareCommit",
+        "CompleteCommit",
+        "Ongoing",
+        "PrepareAbort",
+        "CompleteAbort",
+        "Ongoing",
+        "PrepareAbort",
+        "CompleteAbort",
+        "Empty",
+    ]
     assert [(m.epoch, m.client_version) for m in bank[6:]] == [
-        (0, 0), (0, 0), (1, 2), (1, 2), (2, 2),
-    ]  # fmt: skip
+        (0, 0),
+        (0, 0),
+        (1, 2),
+        (1, 2),
+        (2, 2),
+    ]
     assert bank[2] == r.TransactionMetadata(
-        0, 0, 30_000, r.TransactionState.PREPARE_COMMIT, ORDERS | {TopicPartition("users", 0)},
-        1795612484300, 1795612484344, 0,
-    )  # fmt: skip
+        0,
+        0,
+        30_000,
+        r.TransactionState.PREPARE_COMMIT,
+        ORDERS | {TopicPartition("users", 0)},
+        1795612484300,
+        1795612484344,
+        0,
+    )
     assert bank[-1].partitions == frozenset()
     assert found[-1] == r.TransactionRecord(
         "open",
         r.TransactionMetadata(
-            2, 0, 900_000, r.TransactionState.ONGOING, frozenset({TopicPartition("orders", 0)}),
-            1795612488627, 1795612488627, 2,
+            2,
+            0,
+            900_000,
+            r.TransactionState.ONGOING,
+            frozenset({TopicPartition("orders", 0)}),
+            1795612488627,
+            1795612488627,
+            2,
         ),
-    )  # fmt: skip
+    )
 
 
 def test_we_write_the_same_bytes_as_apache_kafka() -> None:
@@ -74,10 +109,20 @@ def test_version_0_is_written_as_kafka_did_before_transaction_version_1() -> Non
     key, value = r.TransactionRecord("a", replace(STATE, client_version=0), version=0).encode()
     assert key.hex() == "0000" + "0001" + "61"
     assert value.hex() == (
-        "0000" + "0000000000000007" + "0003" + "00007530" + "01"
-        + "00000001" + "0006" + b"orders".hex() + "00000002" + "00000000" + "00000001"
-        + "0000000000000064" + "000000000000005a"
-    )  # fmt: skip
+        "0000"
+        + "0000000000000007"
+        + "0003"
+        + "00007530"
+        + "01"
+        + "00000001"
+        + "0006"
+        + b"orders".hex()
+        + "00000002"
+        + "00000000"
+        + "00000001"
+        + "0000000000000064"
+        + "000000000000005a"
+    )
     empty = replace(STATE, state=r.TransactionState.EMPTY, partitions=frozenset())
     assert "00" + "ffffffff" in r.encode_metadata(empty, 0).hex()
 
@@ -142,12 +187,17 @@ def test_kafkas_decoder_reads_our_records(tmp_path: Path) -> None:
     old, new, gone = re.findall(r"key: (\{.*?\}\}) payload: (.*)", dumped)
     assert {json.loads(key)["data"]["transactionalId"] for key, _ in (old, new, gone)} == {"bank-é"}
     common = {
-        "producerId": 7, "producerEpoch": 3, "transactionTimeoutMs": 30_000, "transactionStatus": 1,
+        "producerId": 7,
+        "producerEpoch": 3,
+        "transactionTimeoutMs": 30_000,
+        "transactionStatus": 1,
         "transactionPartitions": [{"topic": "orders", "partitionIds": [0, 1]}],
-        "transactionLastUpdateTimestampMs": 100, "transactionStartTimestampMs": 90,
-    }  # fmt: skip
+        "transactionLastUpdateTimestampMs": 100,
+        "transactionStartTimestampMs": 90,
+    }
     assert json.loads(old[1]) == {"version": "0", "data": common}
     assert json.loads(new[1]) == {
-        "version": "1", "data": common | {"previousProducerId": 7, "nextProducerId": 9},
-    }  # fmt: skip
+        "version": "1",
+        "data": common | {"previousProducerId": 7, "nextProducerId": 9},
+    }
     assert gone[1] == "<DELETE>"

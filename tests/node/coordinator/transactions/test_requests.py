@@ -58,9 +58,14 @@ def described(decision: rq.Decision) -> str:
 
 
 def init(
-    present: TransactionMetadata | None, pid: int = -1, epoch: int = -1, *, pending: bool = False,
-    fresh: int | None = FRESH, server: int = 2,
-) -> rq.Decision:  # fmt: skip
+    present: TransactionMetadata | None,
+    pid: int = -1,
+    epoch: int = -1,
+    *,
+    pending: bool = False,
+    fresh: int | None = FRESH,
+    server: int = 2,
+) -> rq.Decision:
     event = ev.InitProducerId(1, "bank", 30_000, pid, epoch)
     return rq.decide_init(
         event, present, pending=pending, fresh_producer_id=fresh, server_version=server, now_ms=NOW
@@ -185,9 +190,12 @@ def test_malformed_requests(event: ev.ClientRequest, expected: ErrorCode | None)
     ],
 )
 def test_adding_partitions(
-    present: TransactionMetadata | None, pid: int, epoch: int, partitions: set[TopicPartition],
+    present: TransactionMetadata | None,
+    pid: int,
+    epoch: int,
+    partitions: set[TopicPartition],
     expected: str,
-) -> None:  # fmt: skip
+) -> None:
     for version in (0, 2):
         event = ev.AddPartitions(1, "bank", pid, epoch, frozenset(partitions), version)
         decision = rq.decide_add(event, present, pending=False, now_ms=NOW)
@@ -221,9 +229,15 @@ def test_verifying_partitions() -> None:
 
 
 def end(
-    present: TransactionMetadata | None, pid: int, epoch: int, is_commit: bool, version: int,
-    *, pending: bool = False, fresh: int | None = None,
-) -> rq.Decision:  # fmt: skip
+    present: TransactionMetadata | None,
+    pid: int,
+    epoch: int,
+    is_commit: bool,
+    version: int,
+    *,
+    pending: bool = False,
+    fresh: int | None = None,
+) -> rq.Decision:
     event = ev.EndTransaction(1, "bank", pid, epoch, is_commit, version)
     return rq.decide_end(event, present, pending=pending, fresh_producer_id=fresh, now_ms=NOW)
 

@@ -95,9 +95,11 @@ class Writer:
             self.write(write, producer.commit, producer.abort)
 
     def write(
-        self, send: Callable[[list[bytes]], None], commit: Callable[[], object],
+        self,
+        send: Callable[[list[bytes]], None],
+        commit: Callable[[], object],
         abort: Callable[[], object],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Transactions with these calls of a client. What raised has an end that nobody knows,
         unless no commit was sent: then it is an abort.
         """
@@ -124,10 +126,12 @@ class Librdkafka(Writer):
     def go_on(self) -> None:
         producer = Producer(
             {
-                "bootstrap.servers": self.cluster.bootstrap, "transactional.id": self.name,
-                "log_level": 0, "linger.ms": 0,
+                "bootstrap.servers": self.cluster.bootstrap,
+                "transactional.id": self.name,
+                "log_level": 0,
+                "linger.ms": 0,
             }
-        )  # fmt: skip
+        )
         producer.init_transactions(60)
 
         def send(values: list[bytes]) -> None:
@@ -189,8 +193,9 @@ def test_coordinators_move_under_running_producers(kept_cluster: Callable[..., C
         view = client.metadata([STATE]).topics[STATE]
         last = [(MOVES - 1 + step) % 4 for step in range(4)]
         assert {p: set(view.partitions[p].replicas) for p in (0, 1)} == {
-            0: set(last[:3]), 1: set(last[1:]),
-        }  # fmt: skip
+            0: set(last[:3]),
+            1: set(last[1:]),
+        }
         for writer in writers:  # what is still open ends with its successor
             TransactionalProducer(client, writer.name)
         ended = {"Empty", "CompleteCommit", "CompleteAbort"}
@@ -261,9 +266,8 @@ class ById:
 
     def init(self, producer: tuple[int, int] = (-1, -1)) -> Any:
         return self.ask(
-            INIT, 4, transaction_timeout=60_000,
-            producer_id=producer[0], producer_epoch=producer[1],
-        )  # fmt: skip
+            INIT, 4, transaction_timeout=60_000, producer_id=producer[0], producer_epoch=producer[1]
+        )
 
     def leave(self) -> None:
         """The coordinator is looked for anew."""
@@ -285,9 +289,13 @@ class ById:
         try:
             for _ in range(count):
                 connection.send(
-                    INIT, 4, transactional_id=self.name, transaction_timeout=60_000,
-                    producer_id=-1, producer_epoch=-1,
-                )  # fmt: skip
+                    INIT,
+                    4,
+                    transactional_id=self.name,
+                    transaction_timeout=60_000,
+                    producer_id=-1,
+                    producer_epoch=-1,
+                )
             answers = [connection.receive() for _ in range(count)]
         except OSError:
             self.leave()
@@ -313,9 +321,12 @@ def produce(cluster: Cluster, name: str, topic: str, producer: tuple[int, int]) 
     until it is taken or refused for good, as clients do.
     """
     data = build_batch(
-        [(1, b"k", b"v", ())], producer_id=producer[0], producer_epoch=producer[1],
-        base_sequence=0, is_transactional=True,
-    )  # fmt: skip
+        [(1, b"k", b"v", ())],
+        producer_id=producer[0],
+        producer_epoch=producer[1],
+        base_sequence=0,
+        is_transactional=True,
+    )
     codes: list[ErrorCode] = []
 
     def answered() -> bool:

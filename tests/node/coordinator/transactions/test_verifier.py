@@ -38,9 +38,11 @@ class Coordinators:
         self.added: Deferred[ev.AddPartitionsResult]
         self.own: frozenset[TopicPartition] | KeptError = frozenset()
         transactions: Any = Given(
-            shards__leader_of=COORDINATORS.get, identity__node_id=HERE,
-            verify=self.verify, add=self.add,
-        )  # fmt: skip
+            shards__leader_of=COORDINATORS.get,
+            identity__node_id=HERE,
+            verify=self.verify,
+            add=self.add,
+        )
         self.verifier = Verifier(Runtime(Disk()), live_config(**settings), transactions, self)
 
     def verify(

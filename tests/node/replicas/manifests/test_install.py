@@ -72,8 +72,15 @@ class Swap:
 
 def test_all_groups_are_placed_in_order(monkeypatch) -> None:
     assert Swap().run(monkeypatch) == [
-        "check", "prepare", "check", "place 1", "place 2", "place 3", "finish", "end",
-    ]  # fmt: skip
+        "check",
+        "prepare",
+        "check",
+        "place 1",
+        "place 2",
+        "place 3",
+        "finish",
+        "end",
+    ]
 
 
 @pytest.mark.parametrize("fails", ["check", "prepare", "place 1"])

@@ -84,9 +84,16 @@ def calls() -> list[Any]:
 def replica(calls) -> Written:
     """A follower in epoch 3 that holds and applied OLDER, and whose log ends at 110."""
     manifests = ManifestCore(
-        1, OLDER, OLDER, role=ManifestRole.FOLLOWER, leader_epoch=3, published=OLDER,
-        has_offered=True, leader_published=OLDER, synced=True,
-    )  # fmt: skip
+        1,
+        OLDER,
+        OLDER,
+        role=ManifestRole.FOLLOWER,
+        leader_epoch=3,
+        published=OLDER,
+        has_offered=True,
+        leader_published=OLDER,
+        synced=True,
+    )
     hosted = local_replica(end=110, manifests=manifests)
     hosted.compaction = CompactionState()
     hosted.partition.applied_end = 100
@@ -400,12 +407,16 @@ def test_who_leads_and_cannot_read_what_it_held_resigns(
         (APPLIES, (1, 2), {}, [ev.ManifestDamaged(OLDER, alone=True)]),
         (APPLIES, (1, 2), {"pending": (1, 2)}, [("resign",)]),
         (APPLIES, (1,), {"pending": (1, 2)}, [("failed", "manifest not applied", "1.5")]),
-        ({"role": ManifestRole.LEADER, "held": NEWER, "applied": NEWER, "published": NEWER}, (1, 2),
-         {"pending": (1, 2)}, [("resign",)]),
+        (
+            {"role": ManifestRole.LEADER, "held": NEWER, "applied": NEWER, "published": NEWER},
+            (1, 2),
+            {"pending": (1, 2)},
+            [("resign",)],
+        ),
         ({"held": NEWER, "leader_published": NEWER, "published": NEWER}, (1, 2), {}, []),
         ({}, (1, 2), {"closed": True}, []),
     ],
-)  # fmt: skip
+)
 def test_a_manifest_that_cannot_be_read(replica, calls, *, core, isr, more, expected) -> None:
     change(replica.core, **core)
     replica.renew = more.get("renew", False)
@@ -515,14 +526,22 @@ def test_what_was_applied_is_forgotten_even_if_the_disk_cannot(replica, calls, *
         ({}, "stopped", "stopped", True),
         ({"role": ManifestRole.FOLLOWER}, "", "this node does not lead the partition", False),
         ({"lost": True}, "", "what this replica held is damaged: another one is to lead", False),
-        ({"making_base": True}, "",
-         "the base generation after an unclean election is being made", True),
+        (
+            {"making_base": True},
+            "",
+            "the base generation after an unclean election is being made",
+            True,
+        ),
         ({"applying": NEWER}, "", "generation 1.6 is being applied", True),
         ({}, "", "generation 1.5 is not published yet: it waits for this node", True),
-        ({"storing": ev.StoreManifest(NEWER, None)}, "",
-         "generation 1.6 is not published yet: it waits for this node", True),
+        (
+            {"storing": ev.StoreManifest(NEWER, None)},
+            "",
+            "generation 1.6 is not published yet: it waits for this node",
+            True,
+        ),
     ],
-)  # fmt: skip
+)
 def test_why_no_pass_may_begin(replica, monkeypatch, *, core, reason, why, soon) -> None:
     change(replica.core, **{**APPLIES, **core})
     replica.retry_schedule.reason = reason
@@ -546,12 +565,15 @@ def test_no_pass_begins_while_members_may_come_back(replica, monkeypatch) -> Non
 @pytest.mark.parametrize(
     ("passed_ms", "pass_ms", "overdue", "applies", "gives"),
     [
-        (59_999, 0, False, True, True), (60_000, 0, False, True, False),
-        (79_999, 20_000, False, True, True), (80_000, 20_000, False, True, False),
-        (4_999, 20_000, True, True, True), (5_000, 20_000, True, True, False),
+        (59_999, 0, False, True, True),
+        (60_000, 0, False, True, False),
+        (79_999, 20_000, False, True, True),
+        (80_000, 20_000, False, True, False),
+        (4_999, 20_000, True, True, True),
+        (5_000, 20_000, True, True, False),
         (0, 0, False, False, False),
     ],
-)  # fmt: skip
+)
 def test_replicas_have_time_to_apply_but_not_for_ever(
     replica, *, monkeypatch, passed_ms, pass_ms, overdue, applies, gives
 ) -> None:
@@ -589,9 +611,13 @@ def test_a_manifest_that_travels_is_read_or_the_error_is_told(replica, calls, re
 
 @pytest.mark.parametrize(
     ("error", "missing", "bug"),
-    [(PassFailed("torn", "LogsDiffer", 17), 17, False), (OSError(2, "gone"), None, False),
-     (ValueError("a bug"), None, True), (InvariantViolation("a bug"), None, True)],
-)  # fmt: skip
+    [
+        (PassFailed("torn", "LogsDiffer", 17), 17, False),
+        (OSError(2, "gone"), None, False),
+        (ValueError("a bug"), None, True),
+        (InvariantViolation("a bug"), None, True),
+    ],
+)
 def test_an_apply_that_fails_is_told_once(replica, calls, capsys, *, error, missing, bug) -> None:
     async def bring(*_: Any) -> None:
         raise error
@@ -627,11 +653,12 @@ def test_a_leader_that_lacks_a_survivor_has_another_member_lead(
 @pytest.mark.parametrize(
     ("error", "cancelled", "fails"),
     [
-        (NotLeaderOrFollower("x"), True, False), (NotLeaderOrFollower("x"), False, True),
+        (NotLeaderOrFollower("x"), True, False),
+        (NotLeaderOrFollower("x"), False, True),
         (InvariantViolation("x"), True, False),
         (MachineError("/d", "write", OSError(5, "EIO")), True, True),
     ],
-)  # fmt: skip
+)
 def test_what_was_withdrawn_has_not_failed_unless_a_disk_has(
     replica, calls, capsys, *, error, cancelled, fails
 ) -> None:

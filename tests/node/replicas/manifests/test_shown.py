@@ -21,8 +21,11 @@ ALIVE_AT, DELETED_AT = 0, 31
 def command(three: Trio, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "kept", *arguments, "--bootstrap", three.cluster.bootstrap],
-        stdout=subprocess.PIPE, text=True, check=False, timeout=2 * DEADLINE_S,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=2 * DEADLINE_S,
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 

@@ -98,10 +98,13 @@ def test_names_of_generations() -> None:
 @pytest.mark.parametrize(
     ("leading", "isr", "pending", "alone"),
     [
-        (True, (1,), None, True), (False, (1,), None, False), (True, (1, 2), None, False),
-        (True, (2,), None, False), (True, (1,), (1, 2), False),
+        (True, (1,), None, True),
+        (False, (1,), None, False),
+        (True, (1, 2), None, False),
+        (True, (2,), None, False),
+        (True, (1,), (1, 2), False),
     ],
-)  # fmt: skip
+)
 def test_who_is_alone(leading, isr, pending, alone) -> None:
     core = PartitionCore(1, leading=leading, isr=isr, pending_isr=pending)
     assert is_alone(core, 1) is alone
@@ -109,11 +112,8 @@ def test_who_is_alone(leading, isr, pending, alone) -> None:
 
 @pytest.mark.parametrize(
     ("held", "applied", "eligible", "applies"),
-    [
-        (NEW, OLD, {2}, True), (NEW, NEW, {2}, False), (OLD, OLD, {2}, False),
-        (NEW, OLD, {3}, False),
-    ],
-)  # fmt: skip
+    [(NEW, OLD, {2}, True), (NEW, NEW, {2}, False), (OLD, OLD, {2}, False), (NEW, OLD, {3}, False)],
+)
 def test_who_still_applies(held, applied, eligible, applies) -> None:
     follower = ReplicaProgress(held=held, applied=applied)
     core = PartitionCore(1, followers={2: follower}, published=NEW, eligible=frozenset(eligible))

@@ -40,9 +40,13 @@ def test_a_replica_that_was_away_does_not_bring_a_deleted_key_back():
 
 AS_LEADER = ["held.held", "compaction.manifest", "swap.prepared", "swap.deleted", "swap.done"]
 AS_FOLLOWER = [
-    "held.held", "compaction.manifest", "swap.renamed", "swap.group", "compaction.swapped",
+    "held.held",
+    "compaction.manifest",
+    "swap.renamed",
+    "swap.group",
+    "compaction.swapped",
     "compaction.marked",
-]  # fmt: skip
+]
 """Where a process dies between what it holds and what it has applied."""
 
 

@@ -55,12 +55,15 @@ def plant(three: Trio, *batches: tuple[int, int | None, bytes, bytes]) -> int:
                 log.write(
                     build_batch(
                         [(now_ms, *row, ())],
-                        producer_id=producer_id, producer_epoch=0,
+                        producer_id=producer_id,
+                        producer_epoch=0,
                         base_sequence=0 if marker is None else -1,
-                        is_transactional=True, is_control=marker is not None,
-                        leader_epoch=epoch, base_offset=offset,
+                        is_transactional=True,
+                        is_control=marker is not None,
+                        leader_epoch=epoch,
+                        base_offset=offset,
                     )
-                )  # fmt: skip
+                )
                 offset += 1
     for node in NODES:
         three.cluster.start(node, wait=False)
@@ -78,9 +81,11 @@ def test_leaders_that_die_clean_up_to_the_same_open_transaction():
         three.fill(5)
         plant(
             three,
-            (500, None, b"kept", b"committed"), (500, COMMIT, b"", b""),
-            (501, None, b"k1", b"aborted"), (501, ABORT, b"", b""),
-        )  # fmt: skip
+            (500, None, b"kept", b"committed"),
+            (500, COMMIT, b"", b""),
+            (501, None, b"k1", b"aborted"),
+            (501, ABORT, b"", b""),
+        )
         three.fill(25)
         opened = plant(three, (502, None, b"k2", b"open"))
         three.fill(25, start=100)

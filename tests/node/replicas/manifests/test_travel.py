@@ -171,8 +171,9 @@ def test_small_bodies_come_with_the_answer():
     pair = run(LeaderShell(two, one))
     assert pair.calls == ["PullManifests"]
     assert {ref: found.generation for ref, found in pair.follower.bodies.items()} == {
-        ref_of(one): one.generation, ref_of(two): two.generation,
-    }  # fmt: skip
+        ref_of(one): one.generation,
+        ref_of(two): two.generation,
+    }
 
 
 @pytest.mark.parametrize("complete", [True, False])

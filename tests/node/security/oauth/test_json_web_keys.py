@@ -27,9 +27,12 @@ def encoded(*keys: Any) -> bytes:
 def test_each_key_has_the_algorithms_of_its_type():
     keys = parse_keys(json.dumps(ALL.key_set()).encode())
     assert {key.key_id: key.algorithms for key in keys.keys} == {
-        "k1": ("ES256",), "RS256": RSA_ALGORITHMS, "ES384": ("ES384",), "ES512": ("ES512",),
+        "k1": ("ES256",),
+        "RS256": RSA_ALGORITHMS,
+        "ES384": ("ES384",),
+        "ES512": ("ES512",),
         "EdDSA": ("EdDSA",),
-    }  # fmt: skip
+    }
     assert keys.passed_over == ()
 
 

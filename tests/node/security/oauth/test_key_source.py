@@ -24,10 +24,17 @@ from tests.support.loops import DEADLINE_S, until
 from tests.support.token_issuer import AUDIENCE, ISSUER, Endpoint, Issuer, served
 
 SETTINGS = TokenSettings(
-    jwks_url="", truststore_path=None, refresh_ms=3_600_000, retry_backoff_ms=10,
-    retry_backoff_max_ms=40, audiences=(AUDIENCE,), issuer=ISSUER, skew_s=0,
-    subject_claim="sub", scope_claim="scope",
-)  # fmt: skip
+    jwks_url="",
+    truststore_path=None,
+    refresh_ms=3_600_000,
+    retry_backoff_ms=10,
+    retry_backoff_max_ms=40,
+    audiences=(AUDIENCE,),
+    issuer=ISSUER,
+    skew_s=0,
+    subject_claim="sub",
+    scope_claim="scope",
+)
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +126,11 @@ def test_an_outage_leaves_the_keys_of_before(endpoint, authority, capfd):
         async with fetching(endpoint, authority, refresh_ms=20) as source:
             await source.verify(endpoint.issuer.token())
             for answer in (
-                (503, {}, b""), (200, {}, b"<html>"), (200, {}, b'{"keys": []}'),
+                (503, {}, b""),
+                (200, {}, b"<html>"),
+                (200, {}, b'{"keys": []}'),
                 (302, {"Location": endpoint.url}, b""),
-            ):  # fmt: skip
+            ):
                 endpoint.respond = lambda *_, answer=answer: answer
                 await until(lambda: source.failed)
                 seen = len(endpoint.requests)
@@ -273,9 +282,12 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "private").write_text(json.dumps({"keys": [{"kty": "EC", "d": "AQ"}]}))
     (tmp_path / "type").write_text(json.dumps({"keys": [{"kty": "EC", "key_ops": 5}]}))
     for name, why in (
-        ("none", "No such file"), ("html", "not JSON"), ("private", "it is private"),
-        ("type", "its key_ops is no list"), ("", "Is a directory"),
-    ):  # fmt: skip
+        ("none", "No such file"),
+        ("html", "not JSON"),
+        ("private", "it is private"),
+        ("type", "its key_ops is no list"),
+        ("", "Is a directory"),
+    ):
         with pytest.raises(ConfigurationError, match=why) as refused:
             read_key_file(str(tmp_path / name))
         where = f"sasl.oauthbearer.jwks.endpoint.url=file://{tmp_path / name}"

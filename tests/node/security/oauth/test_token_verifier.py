@@ -24,10 +24,17 @@ from kept.storage.errors import SaslAuthenticationFailed
 from tests.support.token_issuer import AUDIENCE, ISSUER, Issuer
 
 SETTINGS = TokenSettings(
-    jwks_url="file:///keys", truststore_path=None, refresh_ms=1000, retry_backoff_ms=10,
-    retry_backoff_max_ms=100, audiences=("other", AUDIENCE), issuer=ISSUER, skew_s=30,
-    subject_claim="sub", scope_claim="scope",
-)  # fmt: skip
+    jwks_url="file:///keys",
+    truststore_path=None,
+    refresh_ms=1000,
+    retry_backoff_ms=10,
+    retry_backoff_max_ms=100,
+    audiences=("other", AUDIENCE),
+    issuer=ISSUER,
+    skew_s=30,
+    subject_claim="sub",
+    scope_claim="scope",
+)
 OURS = Issuer("k1", "k2")
 OURS.add_key("rsa", "RS256")
 KEYS = parse_keys(json.dumps(OURS.key_set()).encode())
@@ -138,9 +145,11 @@ def test_clocks_may_differ_by_the_skew_and_no_more():
 
 
 def public_pem() -> bytes:
-    return OURS.keys["rsa"][0].public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )  # fmt: skip
+    return (
+        OURS.keys["rsa"][0]
+        .public_key()
+        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
 
 
 def by_public_key() -> str:

@@ -63,8 +63,10 @@ def test_several_directories(lone_node, tmp_path):
     lone.node = lone.run(start())
     try:
         lone.create("a", 4)
-        placed = {os.path.basename(r.log_dir): sum(len(t.partitions) for t in r.topics)
-                  for r in dirs(lone)}  # fmt: skip
+        placed = {
+            os.path.basename(r.log_dir): sum(len(t.partitions) for t in r.topics)
+            for r in dirs(lone)
+        }
         assert placed == {"d1": 2, "d2": 2}
     finally:
         lone.run(lone.node.stop())

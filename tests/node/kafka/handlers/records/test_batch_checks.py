@@ -102,7 +102,7 @@ def checked(site: Site, jobs: list[Any], done_before: list[Any], needed: int = 0
         (90 * MIB, True, 300 * MIB, [100]),
         (LIMIT, False, 0, [8, 64, 100]),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize(("codec", "copies"), [(None, 1), (Codec.NONE, 4), (Codec.ZSTD, 4)])
 def test_so_much_is_drawn_for_a_batch(sizes, *, size, says, needed, draws, codec, copies) -> None:
     """What it inflates to, and what it takes to compress that anew where the topic wants that."""
@@ -145,11 +145,16 @@ def reads(needs: int, says: bool, seen: list[int], inflate_limit: int) -> list[s
 @pytest.mark.parametrize(
     ("needs", "says", "limit", "bounds"),
     [
-        (5, False, 100, [8]), (9, True, 100, [8, 9]), (70, False, 100, [8, 64, 100]),
-        (70, True, 100, [8, 70]), (100, False, 100, [8, 64, 100]), (3, False, 4, [4]),
-        (101, False, 100, [8, 64, 100]), (5, False, 4, [4]),
+        (5, False, 100, [8]),
+        (9, True, 100, [8, 9]),
+        (70, False, 100, [8, 64, 100]),
+        (70, True, 100, [8, 70]),
+        (100, False, 100, [8, 64, 100]),
+        (3, False, 4, [4]),
+        (101, False, 100, [8, 64, 100]),
+        (5, False, 4, [4]),
     ],
-)  # fmt: skip
+)
 def test_a_reader_has_more_where_that_was_too_little(*, needs, says, limit, bounds) -> None:
     site, seen = Site(), []
 

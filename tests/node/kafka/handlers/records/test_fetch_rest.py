@@ -149,9 +149,18 @@ class Reader:
             for i in named
         ]
         request = FetchRequest(
-            self.replica_id, 500, 1, random.choice((150, 1 << 20)), 0, self.session_id, self.epoch,
-            [(TOPIC, wanted)], [(TOPIC, [*self.forgotten])], b"", BROKER_EPOCH,
-        )  # fmt: skip
+            self.replica_id,
+            500,
+            1,
+            random.choice((150, 1 << 20)),
+            0,
+            self.session_id,
+            self.epoch,
+            [(TOPIC, wanted)],
+            [(TOPIC, [*self.forgotten])],
+            b"",
+            BROKER_EPOCH,
+        )
         self.changed.clear()
         self.forgotten.clear()
         self.asked_ms = world.now_ms()

@@ -90,14 +90,22 @@ def test_producers_are_described_by_the_leader(lone):
     t, x = lone.ask(61, 0, topics=wanted).topics
     here, absent = t.partitions
     assert [p.error_code.name for p in (here, absent, *x.partitions)] == [
-        "none", "unknown_topic_or_partition", "unknown_topic_or_partition",
-    ]  # fmt: skip
+        "none",
+        "unknown_topic_or_partition",
+        "unknown_topic_or_partition",
+    ]
     assert (here.error_message, absent.error_message) == (None, "t has no partition 5")
     found = [
-        (p.producer_id, p.producer_epoch, p.last_sequence, p.last_timestamp, p.coordinator_epoch,
-         p.current_txn_start_offset)
+        (
+            p.producer_id,
+            p.producer_epoch,
+            p.last_sequence,
+            p.last_timestamp,
+            p.coordinator_epoch,
+            p.current_txn_start_offset,
+        )
         for p in here.active_producers
-    ]  # fmt: skip
+    ]
     assert found == [(7, 2, 2, NOW + 2, -1, -1), (9, 1, -1, NOW, 4, -1)]
 
 

@@ -17,11 +17,12 @@ def describe(lone, kind, name, *keys, version=4, synonyms=True, docs=False):
     answer = lone.ask(
         32,
         version,
-        resources=[{"resource_type": kind, "resource_name": name,
-                    "configuration_keys": keys or None}],
+        resources=[
+            {"resource_type": kind, "resource_name": name, "configuration_keys": keys or None}
+        ],
         include_synonyms=synonyms,
         include_documentation=docs,
-    )  # fmt: skip
+    )
     (result,) = answer.results
     assert (result.resource_type, result.resource_name) == (kind, name)
     return result

@@ -25,9 +25,12 @@ def elect(cluster: Cluster, kind: int, topic: str) -> tuple[ErrorCode, str | Non
     connection = Connection(cluster.bootstrap.split(",")[1])
     try:
         answer = connection.ask(
-            ELECT, 2, election_type=kind, timeout=20_000,
+            ELECT,
+            2,
+            election_type=kind,
+            timeout=20_000,
             topic_partitions=[{"topic": topic, "partitions": [0]}],
-        )  # fmt: skip
+        )
     finally:
         connection.close()
     assert answer.error_code is ErrorCode.none

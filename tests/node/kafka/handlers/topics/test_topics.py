@@ -133,9 +133,12 @@ def test_a_topic_twice_in_a_request(lone):
 def test_a_request_that_is_tried_again_finds_the_topic_that_it_made(lone):
     one, other = uuid.uuid4(), uuid.uuid4()
     wanted = {
-        "name": "t", "num_partitions": 3, "replication_factor": -1, "assignments": (),
+        "name": "t",
+        "num_partitions": 3,
+        "replication_factor": -1,
+        "assignments": (),
         "configs": configs(retention_ms="7"),
-    }  # fmt: skip
+    }
     asked = {
         "topics": [wanted],
         "timeout": 1000,
@@ -454,10 +457,16 @@ def test_a_message_of_an_error_is_cut(lone):
     (found,) = lone.ask(10, 4, key_type=0, coordinator_keys=["g" * 32_767]).coordinators
     assert found.key == "g" * 32_767
     joined = lone.ask(
-        11, 5, group_id="g", session_timeout=10_000, rebalance_timeout=10_000, member_id="",
-        group_instance_id=None, protocol_type="consumer",
+        11,
+        5,
+        group_id="g",
+        session_timeout=10_000,
+        rebalance_timeout=10_000,
+        member_id="",
+        group_instance_id=None,
+        protocol_type="consumer",
         protocols=[{"name": "range", "metadata": b""}],
-    )  # fmt: skip
+    )
     assert int(joined.error_code) == 79
 
 

@@ -52,15 +52,21 @@ class Wire:
         self._versions: list[int] = []
 
     def send(
-        self, *batches: tuple[int, bytes], version: int = 11, name: str | None = "bank",
-        acks: int = -1, topic: str = "t",
-    ) -> None:  # fmt: skip
+        self,
+        *batches: tuple[int, bytes],
+        version: int = 11,
+        name: str | None = "bank",
+        acks: int = -1,
+        topic: str = "t",
+    ) -> None:
         """Produce ``(partition, batch)`` pairs of a topic."""
         data = [{"index": index, "records": batch} for index, batch in batches]
         values = {
-            "transactional_id": name, "acks": acks, "timeout": 30_000,
+            "transactional_id": name,
+            "acks": acks,
+            "timeout": 30_000,
             "topic_data": [{"name": topic, "partition_data": data}],
-        }  # fmt: skip
+        }
         cls = protocol.message_type(PRODUCE, version, EntityType.request)
         body = protocol.encode(protocol.build(cls, values))
         head = PRODUCE.to_bytes(2, "big") + version.to_bytes(2, "big") + bytes(4) + b"\xff\xff"
@@ -85,9 +91,12 @@ class Wire:
 
 def batch(sequence: int = 0, *, pid: int = 7, epoch: int = 0, plain: bool = False) -> bytes:
     return build_batch(
-        [(NOW, b"k", b"v", ())], producer_id=pid, producer_epoch=epoch, base_sequence=sequence,
+        [(NOW, b"k", b"v", ())],
+        producer_id=pid,
+        producer_epoch=epoch,
+        base_sequence=sequence,
         is_transactional=not plain,
-    )  # fmt: skip
+    )
 
 
 class World:
@@ -319,9 +328,13 @@ def test_who_is_refused_sets_no_floor_for_the_markers_of_others(world):
 def test_a_batch_that_is_checked_in_a_thread_waits_for_both(world):
     rows = [(NOW, b"k", b"%d" % n * 400, ()) for n in range(4000)]
     large = build_batch(
-        rows, producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True,
+        rows,
+        producer_id=7,
+        producer_epoch=0,
+        base_sequence=0,
+        is_transactional=True,
         codec=Codec.ZSTD,
-    )  # fmt: skip
+    )
     assert (
         world.produce((0, large), answer="transaction_abortable")[0][0] == "transaction_abortable"
     )

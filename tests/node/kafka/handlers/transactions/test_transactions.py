@@ -79,9 +79,11 @@ async def test_many_partitions_let_others_run_meanwhile() -> None:
     handler = TransactionsHandler(metadata, nothing, nothing, nothing)
     topics = [Given(name="none", partitions=range(20_000))]
     of_client = Given(
-        v3_and_below_topics=topics, v3_and_below_transactional_id="bank",
-        v3_and_below_producer_id=1, v3_and_below_producer_epoch=0,
-    )  # fmt: skip
+        v3_and_below_topics=topics,
+        v3_and_below_transactional_id="bank",
+        v3_and_below_producer_id=1,
+        v3_and_below_producer_epoch=0,
+    )
     of_broker = Given(
         transactional_id="bank", producer_id=1, producer_epoch=0, verify_only=True, topics=topics
     )
@@ -104,9 +106,12 @@ async def test_a_request_of_many_ids_lets_others_run() -> None:
     metadata: Any = Given(image=Given(partition=lambda *_: None))
     handler = TransactionsHandler(metadata, nothing, nothing, nothing)
     asked = Given(
-        transactional_id="bank", producer_id=7, producer_epoch=0, verify_only=False,
+        transactional_id="bank",
+        producer_id=7,
+        producer_epoch=0,
+        verify_only=False,
         topics=[Given(name="gone", partitions=[0])],
-    )  # fmt: skip
+    )
     answer, turns = await adding(handler, 4, Given(transactions=[asked] * 1600))
     assert len(answer["results_by_transaction"]) == 1600
     assert turns >= 100
@@ -129,9 +134,13 @@ class Bank:
     def begin_anew(self) -> tuple[int, int]:
         while True:
             found = self.ask(
-                INIT, 4, transactional_id=self.name, transaction_timeout=60_000,
-                producer_id=-1, producer_epoch=-1,
-            )  # fmt: skip
+                INIT,
+                4,
+                transactional_id=self.name,
+                transaction_timeout=60_000,
+                producer_id=-1,
+                producer_epoch=-1,
+            )
             if found.error_code is not ErrorCode.concurrent_transactions:
                 assert found.error_code is NONE
                 return found.producer_id, found.producer_epoch
@@ -208,8 +217,9 @@ def test_old_versions_hear_of_fencing_by_the_code_they_know(
 def test_a_partition_that_does_not_exist_keeps_out_the_others(bank: Bank) -> None:
     added = bank.ask(ADD, 3, **bank.adding(0, 9))
     assert errors(added) == [
-        ErrorCode.operation_not_attempted, ErrorCode.unknown_topic_or_partition,
-    ]  # fmt: skip
+        ErrorCode.operation_not_attempted,
+        ErrorCode.unknown_topic_or_partition,
+    ]
     assert errors(bank.ask(ADD, 3, **bank.adding(1))) == [NONE]
     assert bank.described() == ("Ongoing", {bank.topic: (1,)})
 
@@ -231,9 +241,13 @@ def test_what_is_listed(bank: Bank) -> None:
 
     def listed(states: list[str], pattern: str | None, **more: Any) -> set[str]:
         response = bank.ask(
-            LIST, 2, state_filters=states, transactional_id_pattern=pattern,
-            producer_id_filters=more.get("producers", []), duration_filter=-1,
-        )  # fmt: skip
+            LIST,
+            2,
+            state_filters=states,
+            transactional_id_pattern=pattern,
+            producer_id_filters=more.get("producers", []),
+            duration_filter=-1,
+        )
         assert response.error_code is NONE
         return {t.transactional_id for t in response.transaction_states} & {bank.name}
 
@@ -246,9 +260,13 @@ def test_what_is_listed(bank: Bank) -> None:
 
 def test_a_pattern_that_is_refused_has_a_code_of_its_own(bank: Bank) -> None:
     refused = bank.ask(
-        LIST, 2, state_filters=[], producer_id_filters=[], duration_filter=-1,
+        LIST,
+        2,
+        state_filters=[],
+        producer_id_filters=[],
+        duration_filter=-1,
         transactional_id_pattern="(a+)+",
-    )  # fmt: skip
+    )
     assert refused.error_code is ErrorCode.invalid_regular_expression
 
 

@@ -31,10 +31,13 @@ MARKERS = 27
 
 def marker(*topics: tuple[str, tuple[int, ...]], **fields: Any) -> dict[str, Any]:
     return {
-        "producer_id": 7, "producer_epoch": 3, "transaction_result": True, "coordinator_epoch": 4,
+        "producer_id": 7,
+        "producer_epoch": 3,
+        "transaction_result": True,
+        "coordinator_epoch": 4,
         "topics": [{"name": name, "partition_indexes": indexes} for name, indexes in topics],
         **fields,
-    }  # fmt: skip
+    }
 
 
 def codes(response: Any) -> list[list[str]]:
@@ -127,9 +130,10 @@ class World:
         tools.lead(self.partition, 3, (0, 1), (0, 1))
         self.flushes: list[Any] = []
         self.hosted = Given(
-            partition=self.partition, sync=False,
+            partition=self.partition,
+            sync=False,
             flush=lambda _end, callback: self.flushes.append(callback),
-        )  # fmt: skip
+        )
         self.questions: list[Any] = []
         self.groups = Groups(self.loop)
         offsets = TopicPartition("__consumer_offsets", 5)

@@ -594,8 +594,14 @@ async def test_whose_call_logged_in_keeps_its_place_until_the_response_is_taken(
     """Before its request has come, and while its response is not read."""
     house = House(9, calls=1)
     call = begun(house, house.stay("a"))
+    receiving = asyncio.ensure_future(call.run(endless()))
+    await turn()
     house.callers.logged_in(call, ADA)
     assert house.callers.begin(house.stay("b")) is None
+    await turn()
+    assert not receiving.done()
+    receiving.cancel()
+    await asyncio.gather(receiving, return_exceptions=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(callers, "TAKE_S", 0)
         await return_from(house, call)

@@ -332,9 +332,10 @@ def test_everything_open_is_closed_at_the_end() -> None:
         ({"last_active": 999.0, "partial_since": 970.0}, ""),
     ],
 )
-def test_idle_and_late_connections_are_closed(state, outcome) -> None:
+@pytest.mark.parametrize("between_nodes", [False, True])
+def test_idle_and_late_connections_are_closed(state, outcome, between_nodes) -> None:
     site = Site(connections_max_idle_ms="60000", kept_request_receive_ms="30000")
-    found = site.listener()
+    found = site.listener(between_nodes=between_nodes)
     peer: Any = Peer(**state)
     assert found.admit(peer, 1)
     found.close_idle()
@@ -352,8 +353,9 @@ def test_a_negative_time_closes_nothing_and_none_closes_at_once() -> None:
         assert bool(peer.aborted) is closed
 
 
-def test_the_oldest_silent_one_goes() -> None:
-    found = Site(kept_silent_max_connections="2").listener()
+@pytest.mark.parametrize("between_nodes", [False, True])
+def test_the_oldest_silent_one_goes(between_nodes) -> None:
+    found = Site(kept_silent_max_connections="2").listener(between_nodes=between_nodes)
     several = admitted(found, HERE, HERE, HERE)
     assert [peer.aborted for peer in several] == [[""], [], []]
     assert isinstance(found.silent, HandshakeTimeouts) and found.silent._patience_s == 10.0

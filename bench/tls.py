@@ -5,6 +5,11 @@ flight; no client certificates. Both listeners belong to one node, and both ways
 turn, so that the difference is what TLS costs. Clients that make a record of TLS of each record of
 Kafka's (librdkafka) cost the node more. The floor (``floor.c`` with OpenSSL) receives the same
 records and writes them.
+The cipher alone is a quarter of what TLS adds: AES-256-GCM, OpenSSL's first choice, takes 0.19
+CPU-s/GB here (``openssl speed -evp aes-256-gcm -bytes 16384``), AES-128-GCM 0.16, ChaCha20 0.26, so
+another one saves nothing. Receiving and parsing records of 16 KiB is the rest, and no transport
+leaves that out: what TLS adds to the floor and what kept takes without TLS are together above the
+goal of producing.
 """
 
 from __future__ import annotations

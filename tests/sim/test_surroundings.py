@@ -161,6 +161,7 @@ ABSOLUTE: Final = "directories of a history are absolute: the one of the process
 LACKED: Final = "a constant that a system may lack"
 STRATEGY: Final = "a name that is no strategy of ours: no topic of a history has one"
 WORKER: Final = "a worker process: tests/sim/passes.py runs what it does"
+THREAD: Final = "of a thread as it starts: the loop of a history starts none"
 SEAMS: Final = {
     ("node/runtime/runtime.py", "socket.socket"): "SimRuntime.stream_socket",
     ("node/runtime/clock.py", "time"): LACKED,
@@ -184,6 +185,9 @@ SEAMS: Final = {
     ("node/kafka/api.py", "importlib.import_module"): "modules of ours",
     ("node/config/sasl.py", "importlib.util.find_spec"): "logins by tokens are in no history",
     ("node/runtime/logging.py", "sys.stderr"): "a history keeps what Logger._write is given",
+    ("node/security/password_checks.py", "threading.get_native_id"): THREAD,
+    ("node/security/password_checks.py", "os.getpriority"): THREAD,
+    ("node/security/password_checks.py", "os.setpriority"): THREAD,
     ("node/security/audit.py", "sys.stderr"): "no log of audits is on in a history",
     ("node/kafka/listener.py", "socket.socketpair"): "HTTP and gRPC speak to their own node",
     ("node/kafka/accept_throttle.py", "select.poll"): "a simulated listener has no descriptor",

@@ -56,7 +56,9 @@ class CachedPartition:
     __slots__ = ("at_end", "key", "last_response", "partition", "request", "session")
 
     def __init__(self, session: Session, key: Key, request: FetchPartition) -> None:
-        self.session = session
+        self.session: Session | None = session
+        """None once that is closed: else only the collector of garbage would free both, which looks
+        next to never at what has lived for a while, as a large session has."""
         self.key = key
         self.request = request
         self.last_response: tuple[int, int, int, int] | None = None
@@ -94,7 +96,7 @@ class CachedPartition:
         consumers read from it; elsewhere the next answer, whatever it is for, tells of them.
         """
         partition, session = self.partition, self.session
-        if partition is None or session.closed:
+        if partition is None or session is None:
             return
         if session.replica_id < 0:
             partition.add_waiter(self.moved)
@@ -112,6 +114,8 @@ class CachedPartition:
         """There is something new to read, or to be told: who waits for this session looks."""
         session, partition = self.session, self.partition
         self.unwatch()
+        if session is None:
+            return
         self.at_end = False  # of a reading that is not answered yet
         session.due[self.key] = self
         if session.replica_id >= 0 and partition is not None:
@@ -126,7 +130,8 @@ class CachedPartition:
         if self.partition is not None:
             self.partition.remove_waiter(self.committed)
         self.at_end = False
-        self.session.due[self.key] = self
+        if self.session is not None:
+            self.session.due[self.key] = self
 
 
 class Session:
@@ -282,6 +287,7 @@ class Session:
             self._cancel_timer()
         for cached in self.partitions.values():
             cached.unwatch()
+            cached.session = None
 
 
 class FetchSessions:

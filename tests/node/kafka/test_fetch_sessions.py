@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 
 import pytest
@@ -166,6 +167,24 @@ def test_a_session_that_outgrows_the_cache_is_closed():
     assert sessions.open(named(300, 1000, session_id=grows.id, epoch=1), False, 0)[0] == 70
     assert grows.closed and not other.closed
     assert (len(sessions), sessions.held_partitions) == (1, 400)
+
+
+@pytest.mark.parametrize("way", ["its reader", "another reader", "sessionless"])
+def test_a_session_that_is_closed_is_freed_without_a_collection_of_garbage(way, request):
+    """A large one has outlived the collections that are frequent: sixty of 900 KB held 0.5 GB."""
+    gc.collect()
+    gc.disable()
+    request.addfinalizer(gc.enable)
+    sessions = small_cache(partitions=25)
+    if way == "sessionless":
+        fs.Session(fs.SESSIONLESS, named(20), False, 0).close()
+    else:
+        opened = sessions.open(named(20), False, 0)[1].id
+        last = named(0)._replace(session_id=opened, session_epoch=fs.FINAL_EPOCH)
+        again = named(10) if way == "another reader" else last
+        sessions.open(again, False, 0)
+    left = [one for one in gc.get_objects() if type(one) is fs.CachedPartition]
+    assert len(left) == (10 if way == "another reader" else 0)
 
 
 def test_no_slots_are_no_sessions():

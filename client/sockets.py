@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import selectors
 import socket
 import ssl
@@ -32,6 +33,10 @@ from kept.storage.errors import KeptError
 
 _READ_BYTES: Final = 1024 * 1024
 _NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_NO_SUCH_ADDRESS: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
+"""An address that this machine has no use of, as ``::1`` in a container without IPv6: it says less
+than one that refused.
+"""
 ADDRESS_MS: Final = 2_000
 """Of a host that has several addresses the next one is tried after so long."""
 UNHEARD_S: Final = 20
@@ -195,7 +200,8 @@ class Sockets:
                 with contextlib.suppress(BlockingIOError):
                     one.socket.connect(address)
             except OSError as error:
-                why, refused = _reason(error), isinstance(error, ConnectionRefusedError)
+                if not (refused and error.errno in _NO_SUCH_ADDRESS):
+                    why, refused = _reason(error), isinstance(error, ConnectionRefusedError)
                 self._close(one)
                 continue
             one.since_ms = _now_ms()

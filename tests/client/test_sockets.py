@@ -14,7 +14,7 @@ from kept.client.client import Client, OutRecord
 from kept.client.core.broker_errors import NoResponse
 from kept.client.core.connections import DEAD_MS
 from kept.client.sockets import ADDRESS_MS, UNHEARD_S
-from kept.storage.errors import InvalidRequest
+from kept.storage.errors import InvalidRequest, NoNode
 from kept.storage.types import MAX_INT64, TopicPartition
 from tests.support.client_world import A, World, offsets
 
@@ -48,6 +48,15 @@ def test_the_next_address_of_a_host_is_tried_when_one_does_not_answer(
     monkeypatch.setattr(socket, "getaddrinfo", both)
     with Client("both:9", timeout_ms=5 * ADDRESS_MS) as client:
         assert client.metadata([]).nodes
+
+
+def test_an_address_without_use_here_does_not_hide_that_another_one_refused(monkeypatch):
+    """In a container ``localhost`` is ``::1``, too, where there is no IPv6."""
+    nobody = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))
+    no_family = (socket.AF_INET + 97, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [nobody, no_family])
+    with Client("both:9", timeout_ms=2000) as client, pytest.raises(NoNode, match="refused"):
+        client.metadata([])
 
 
 def test_the_kernel_watches_connections(kept_broker):

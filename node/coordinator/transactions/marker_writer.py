@@ -153,6 +153,7 @@ class _Request:
             (marker, [(w.tp, w.error) for w in writes if w.error is not None])
             for marker, writes in self._entries
         ]
+        self._entries.clear()  # each would hold this: only the collector of garbage freed them
         assert self._marked is not None
         self._marked.set_result(marked)
 

@@ -140,8 +140,8 @@ def test_what_a_node_opens_to_itself_for_a_user_counts_nowhere() -> None:
     first, *_ = admitted(found, HERE)
     assert [found.admit(peer, 1) for peer in several] == [True] * 3  # type: ignore[arg-type]
     assert site.client_connections.count == 1 and len(found.silent) == 1
-    admitted(found, OTHER)
-    assert refused(found, THIRD)
+    (second,) = admitted(found, OTHER)
+    assert second.over_limit is None and refused(found, THIRD)
     for peer in (*several, first):
         found.leave(peer)  # type: ignore[arg-type]
     assert site.client_connections.count == 1 and not refused(found)

@@ -318,6 +318,20 @@ def test_a_stream_ends_with_the_credential_of_its_user(secure: Any, authorizer: 
     assert lone.run(call(lone.port, "Produce", PRODUCE, login)) is UNAUTHENTICATED
 
 
+def test_a_login_of_a_call_lasts_for_connections_max_reauth_ms(secure: Any) -> None:
+    lone, login = secure(connections_max_reauth_ms="2000"), basic("ada", "pencil")
+
+    async def until_it_ends() -> None:
+        assert (await call(lone.port, "Produce", PRODUCE, login)).offset == 0
+        async with calling(lone.port, "Consume", CONSUME, login) as stream:
+            assert (await stream.read()).payload == b"v"
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await stream.read()
+            assert ended.value.code() is DENIED
+
+    lone.run(until_it_ends())
+
+
 @pytest.mark.parametrize(("check_s", "asks_again"), [(0.02, False), (3600.0, True)])
 def test_reflection_ends_with_the_credential_of_its_user(
     secure: Any, monkeypatch: pytest.MonkeyPatch, check_s: float, asks_again: bool

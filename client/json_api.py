@@ -85,6 +85,21 @@ class JsonApi:
             return http.client.HTTPConnection(host, port, timeout=timeout_s)
         return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
 
+    def _connect(self, connection: http.client.HTTPConnection, timeout_s: float) -> None:
+        """As ``connection.connect()``, which tells of the last address of the host alone: that may
+        be ``::1`` on a machine without IPv6, where another one refused.
+        """
+        try:
+            connection.sock = socket.create_connection(self.endpoint, timeout_s, all_errors=True)
+        except ExceptionGroup as errors:
+            refused, others = errors.split(ConnectionRefusedError)
+            raise (refused or others or errors).exceptions[-1] from None
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        context = self.security.context()
+        if context is not None:
+            host = self.endpoint.host
+            connection.sock = context.wrap_socket(connection.sock, server_hostname=host)
+
     def _request(self, method: str, url: str, body: bytes | None) -> Any:
         headers = {"Accept": "application/json"}
         if body is not None:
@@ -99,7 +114,7 @@ class JsonApi:
         connection = self._connection(connect_s)
         connected = False
         try:
-            connection.connect()
+            self._connect(connection, connect_s)
             connected = True
             connection.sock.settimeout(self.timeout_s)
             connection.request(method, url, body, headers)

@@ -193,10 +193,10 @@ def test_an_answer_that_is_too_large_says_so(alive, monkeypatch):
 
 
 def test_a_network_that_is_not_reached_is_named(monkeypatch):
-    def unreachable(_: object) -> None:
+    def unreachable(*_: object, **__: object) -> None:
         raise OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
 
-    monkeypatch.setattr("http.client.HTTPConnection.connect", unreachable)
+    monkeypatch.setattr(socket, "create_connection", unreachable)
     with pytest.raises(HttpFailed, match=r"POST /api/v1/cluster: no route to host$") as failed:
         JsonApi(Endpoint("localhost", 1), 1.0).post("cluster")
     assert not failed.value.may_be_done
@@ -212,3 +212,12 @@ def test_each_node_is_reached_by_the_listener_that_the_first_was(alive):
 
 def test_who_is_away(alive):
     assert nodes_away(alive) == [4]
+
+
+def test_an_address_without_use_here_does_not_hide_that_another_one_refused(monkeypatch):
+    """In a container ``localhost`` is ``::1``, too, where there is no IPv6."""
+    nobody = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", free_port()))
+    no_family = (socket.AF_INET + 97, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [nobody, no_family])
+    with pytest.raises(HttpFailed, match="connection refused"):
+        JsonApi(Endpoint("both", 9)).get("cluster")

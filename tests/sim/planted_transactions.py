@@ -369,6 +369,7 @@ def open_ones_expire(original: Any) -> Any:
             if state.last_timestamp <= now_ms - self.expiration_ms:
                 state.txn_first_offset = None
                 self._open.pop(producer_id, None)
+                self._closed[producer_id] = None
         return int(original(self, now_ms))
 
     return expire

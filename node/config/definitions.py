@@ -447,9 +447,9 @@ class NodeSettings:
     )
     inflight_max_bytes_per_ip = Row[int](ConfigType.LONG, None, low=1 << 18, ours=True).means(
         "Bytes of unanswered requests and unsent responses of the connections from one address; "
-        "they are not read above, others are. One of IPv6 counts with its /64. Raise it where all "
-        "clients come through one proxy or from one network of IPv6. Default: a quarter of "
-        "kept.inflight.max.bytes."
+        "they are not read above, others are. One of IPv6 counts with its /64, so neighbours in "
+        "one share it. Raise it where all clients come through one proxy or from one network of "
+        "IPv6. Default: a quarter of kept.inflight.max.bytes."
     )
     inflating_max_bytes = Row[int](ConfigType.LONG, None, low=1 << 18, ours=True).means(
         "Bytes of kept.inflight.max.bytes that threads may hold inflated batches in; further "
@@ -516,10 +516,12 @@ class NodeSettings:
         "An HTTP connection that sends no whole request for so long is closed."
     )
     http_max_connections = _integer("256", low=1, ours=True).means(
-        "HTTP connections at a time; for one more the one that waited longest for a request or for "
-        "a login is ended, or the newest of an address that has more than its share (a quarter, or "
-        "less where there are more addresses), else it gets 503. /healthz and /readyz are served "
-        "beyond it."
+        "HTTP connections at a time. One more takes the place of one that waits for a request or "
+        "for a login: of an address that has more than its share (a quarter, or less where there "
+        "are more addresses), else of the one that waited longest. Where none waits it takes that "
+        "of the newest of such an address, but never of a request whose login was accepted; else "
+        "it gets 503. An address of IPv6 counts with its /64, where one that has more gives way to "
+        "one that has fewer. /healthz and /readyz are served beyond it."
     )
     http_hosts = _listing("", ours=True).means(
         "Host names, beyond localhost, this machine's and the listeners' own, that may appear in "

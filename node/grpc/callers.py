@@ -8,7 +8,9 @@ fewer than a quarter have no login, one with a login and without a call goes bef
 comes has to have time to log in. A certificate is a login.
 
 Where nobody logs in, networks have shares (:mod:`kept.node.runtime.connection_slots`): a connection
-without a call gives way, then one with a call.
+without a call gives way, then one with a call; while connections without a call hold a quarter of
+the places at most, one with a call goes before those that are within their network's share, since
+whoever comes has to have time to make his first.
 
 Calls are counted likewise (``kept.grpc.max.requests``): one whose caller has not logged in, or
 whose request has not come, or whose response is not taken for :data:`TAKE_S`, gives way to a new
@@ -29,9 +31,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kept.cluster.security.acls import ANONYMOUS
-from kept.cluster.security.addresses import network_of
 from kept.node.config.security_checks import is_secured
-from kept.node.runtime.connection_slots import Places
+from kept.node.runtime.connection_slots import MIN_SHARES, Places
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
@@ -63,7 +64,7 @@ class Evicted(Exception):
 class Caller:
     """A client's connection, and how many calls it has."""
 
-    __slots__ = ("calls", "connection", "has_login", "name", "network")
+    __slots__ = ("calls", "connection", "has_login", "host", "name")
 
     def __init__(self, connection: HandedOver, name: str) -> None:
         self.connection = connection
@@ -71,7 +72,7 @@ class Caller:
         """What its end is bound to in the socket's directory."""
         self.calls = 0
         self.has_login = connection.session.principal != ANONYMOUS
-        self.network = network_of(connection.session.host)
+        self.host = connection.session.host
 
 
 class Call:
@@ -91,9 +92,9 @@ class Call:
         """Runs while its response may be on its way."""
 
     @property
-    def network(self) -> str:
-        """Where it comes from."""
-        return self.caller.network
+    def host(self) -> str:
+        """The address that it comes from."""
+        return self.caller.host
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What comes of ``work``. Raises Evicted when the place was given to another meanwhile."""
@@ -131,7 +132,7 @@ class Callers:
         """A client connects; None: there is no place."""
         limit = self._config.current.grpc_max_connections
         while len(self._connections) >= limit:
-            other = self._leaving(network_of(connection.session.host), limit)
+            other = self._leaving(connection.session.host, limit)
             if other is None:
                 return None
             self.leave(other)
@@ -141,11 +142,12 @@ class Callers:
         self._rank(caller)
         return caller
 
-    def _leaving(self, network: str, limit: int) -> Caller | None:
-        """Whose place is taken for one more connection, of ``network``."""
+    def _leaving(self, host: str, limit: int) -> Caller | None:
+        """Whose place is taken for one more connection, from ``host``."""
         places = self._connections
         if not is_secured(self._config.current):
-            return places.pop_beyond_share(network, limit, (_IDLE_STRANGER,))
+            idle, others = (_IDLE_STRANGER,), (_STRANGER, _IDLE, _BUSY)
+            return places.pop_beyond_share(host, limit, idle, others, kept_idle=limit // MIN_SHARES)
         strangers = places.of_rank(_IDLE_STRANGER) + places.of_rank(_STRANGER)
         if strangers < limit // STRANGERS_SHARE:
             return places.pop_first((_IDLE, _IDLE_STRANGER, _STRANGER))
@@ -167,7 +169,7 @@ class Callers:
         """A call begins; None: there is no place."""
         limit = self._config.current.grpc_max_requests
         while len(self._calls) >= limit:
-            other = self._giving_way(caller.network, limit)
+            other = self._giving_way(caller.host, limit)
             if other is None:
                 return None
             other.evict()
@@ -177,8 +179,8 @@ class Callers:
         self._rank(caller)
         return call
 
-    def _giving_way(self, network: str, limit: int) -> Call | None:
-        """Whose place is taken for one more call, of ``network``."""
+    def _giving_way(self, host: str, limit: int) -> Call | None:
+        """Whose place is taken for one more call, from ``host``."""
         calls, spared = self._calls, set[Caller]()
 
         def may_go(call: Call) -> bool:
@@ -186,7 +188,10 @@ class Callers:
 
         if not is_secured(self._config.current):
             spared.update(call.caller for call in calls.members(_UNTAKEN + 1))
-            return calls.pop_beyond_share(network, limit, (_UNTAKEN, _WAITING), may_go)
+            idle, others = (_UNTAKEN, _WAITING), (_ANONYMOUS, _RETURNED, _CHECKED, _SERVED)
+            return calls.pop_beyond_share(
+                host, limit, idle, others, kept_idle=limit // MIN_SHARES, may_go=may_go
+            )
         spared.update(call.caller for call in calls.members() if call.has_login)
         other = calls.pop_first((_UNTAKEN, _WAITING, _ANONYMOUS, _RETURNED), may_go)
         if other is None and calls.of_rank(_CHECKED) > limit // CHECKED_SHARE:

@@ -16,9 +16,10 @@ connection; what it may do, by the route (``kept.node.http.route_access``).
 Limits: ``kept.http.request.max.bytes`` for headers, 64 KiB at most, and for the body (which draw on
 ``kept.inflight.max.bytes``, by address), ``kept.http.idle.ms`` for a whole request to come and for
 its answer to be taken, ``kept.http.max.connections``, of which each network has a share
-(:mod:`kept.node.runtime.connection_slots`): one more takes the place of the one that has waited
-longest for a request or for a login, or of the newest of a network that has more than its share.
-Where there is none some probes have places behind them, as they have behind the listener's limits.
+(:mod:`kept.node.runtime.connection_slots`): one more takes the place of one that waits for a
+request or for a login, and where none does, of the newest of a network that has more than its
+share. One whose request is served for a login gives way to nobody: whoever comes has not logged in.
+Where there is no place some probes have some behind them, as behind the listener's limits.
 One request at a time per connection; while it is served, nothing is read. Quotas of clients hold
 (:mod:`kept.node.security.client_usage`): over one of them a request waits for :data:`THROTTLE_S` at
 most, or is refused with 429 and ``Retry-After``. Of answers that may be large so many are held at a
@@ -40,6 +41,7 @@ import h11
 import msgspec
 
 import kept
+from kept.cluster.security.acls import ANONYMOUS
 from kept.cluster.security.addresses import network_of
 from kept.node.http.host_header import host_is_known, with_port
 from kept.node.http.json_results import dumps
@@ -92,9 +94,9 @@ _CHALLENGES: Final = {
     "Basic": 'Basic realm="kept", charset="UTF-8"',
     "Bearer": 'Bearer realm="kept"',
 }
-_WAITING, _SERVED = range(2)
+_WAITING, _SERVED, _KNOWN = range(3)
 """Ranks of connections: one waits for a request, or for what comes of a login (a refused one waits
-long), or its request is served."""
+long); or its request is served, to anybody or to whoever has logged in."""
 _ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
 _HELD: Final = frozenset({"/api/v1/records", "/api/v1/compaction"})
 _HELD_BELOW: Final = ("/api/v1/topics", "/api/v1/groups", "/api/v1/transactions")
@@ -117,7 +119,7 @@ class HttpServer:
         self.routes = routes
         self.usages = usages
         self.limiter = ResponseLimiter()
-        self._connections: Places[HttpConnection] = Places(2)
+        self._connections: Places[HttpConnection] = Places(3)
         self._probes: WeakSet[HttpConnection] = WeakSet()
         """Beyond the limit of those."""
 
@@ -134,7 +136,7 @@ class HttpServer:
     def take_over(self, handed_over: HandedOver, first_bytes: bytes) -> None:
         """Speak HTTP on a connection from now on; it belongs to this module until it is closed."""
         transport = handed_over.transport
-        has_place = self._make_room(network_of(handed_over.host))
+        has_place = self._make_room(handed_over.host)
         is_crowded = not has_place
         if is_crowded and handed_over.listener.is_probe(first_bytes) is not False:
             # It may be none, as four bytes do not tell: that is seen once the request is there.
@@ -149,15 +151,16 @@ class HttpServer:
         connection.begin(first_bytes, is_crowded)
         transport.resume_reading()
 
-    def _make_room(self, network: str) -> bool:
-        """Whether there is a place for one more connection of ``network``, that of another perhaps.
+    def _make_room(self, host: str) -> bool:
+        """Whether there is a place for one more connection from ``host``, that of another perhaps.
 
         So whoever opens connections and says nothing, little at a time, or wrong passwords, keeps
-        nobody else out: probes and scrapes least of all.
+        nobody else out: probes and scrapes least of all. Who waits keeps no place against anybody,
+        since a request mostly comes with the first bytes.
         """
         limit = self.config.current.http_max_connections
         while len(self._connections) >= limit:
-            other = self._connections.pop_beyond_share(network, limit, (_WAITING,))
+            other = self._connections.pop_beyond_share(host, limit, (_WAITING,), (_SERVED,))
             if other is None:
                 return False
             other.give_way()
@@ -175,7 +178,7 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, server: HttpServer, handed_over: HandedOver) -> None:
         self._server = server
         self._handed_over = handed_over
-        self.network = network_of(handed_over.host)
+        self.host = handed_over.host
         self._accepted = handed_over.session
         """Who speaks as far as the connection tells."""
         self._runtime = server.runtime
@@ -191,7 +194,7 @@ class HttpConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._request: h11.Request | None = None
         self._body = bytearray()
-        self._account = server.budget.account(self.network)
+        self._account = server.budget.account(network_of(self.host))
         self._read_bytes = 0
         """What was read of the request."""
         self._held_bytes = 0
@@ -306,7 +309,8 @@ class HttpConnection(asyncio.Protocol):
                 self._body += event.data
             elif isinstance(event, h11.EndOfMessage):
                 self._unwatch()
-                self._server.rank(self, _SERVED)
+                if not self._handed_over.listener.asks_login:
+                    self._rank_served(self._accepted)
                 self._transport.pause_reading()
                 self._task = self._runtime.loop.create_task(self._serve())
 
@@ -392,10 +396,13 @@ class HttpConnection(asyncio.Protocol):
         if len(given) != 1:
             return None
         self._server.rank(self, _WAITING)
-        try:
-            return await listener.authenticate(self._transport, given[0])
-        finally:
-            self._server.rank(self, _SERVED)
+        session = await listener.authenticate(self._transport, given[0])
+        if session is not None:
+            self._rank_served(session)
+        return session
+
+    def _rank_served(self, session: Session) -> None:
+        self._server.rank(self, _SERVED if session.principal == ANONYMOUS else _KNOWN)
 
     def _parse(self, request: h11.Request) -> HttpRequest:
         """Raises InvalidRequest."""

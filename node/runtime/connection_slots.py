@@ -2,7 +2,8 @@
 
 Pure. Each member has a rank; of a rank the one goes first that has had it longest. Networks (an
 IPv4 address, a /64 of IPv6) have equal shares, a quarter at most: where one has more than its share
-it gives way to those that have less.
+it gives way to those that have less, and in one an address to those that have fewer. Who is idle
+goes before who is served.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
+
+from kept.cluster.security.addresses import network_of
 
 MIN_SHARES: Final = 4
 """A network's share is one place of so many, or of as many as there are networks."""
@@ -19,8 +22,8 @@ class Member(Protocol):
     """Who has a place."""
 
     @property
-    def network(self) -> str:
-        """Where it comes from (:func:`kept.cluster.security.addresses.network_of`)."""
+    def host(self) -> str:
+        """The address that it comes from."""
 
 
 T = TypeVar("T", bound=Member)
@@ -77,37 +80,58 @@ class Places(Generic[T]):
 
     def pop_beyond_share(
         self,
-        network: str,
+        host: str,
         limit: int,
         idle: tuple[int, ...],
+        served: tuple[int, ...],
+        *,
+        kept_idle: int = 0,
         may_go: Callable[[T], bool] = lambda _: True,
     ) -> T | None:
-        """Take a place for one more member of ``network``, where all ``limit`` are taken.
+        """Take a place for one more member from ``host``, where all ``limit`` are taken. Other
+        ranks than ``idle`` and ``served`` keep theirs, and count in no share.
 
-        Of the ranks ``idle`` one which ``may_go`` gives way to its own network, and to others where
-        its network has more than its share, or theirs less. Where theirs has less, so does the
-        newest of the highest rank of the network that has most, if that is more than its share.
+        Of the ranks ``idle`` one which ``may_go`` gives way whose network has more than its share,
+        or is that of ``host`` and has its share; else any, while there are more than ``kept_idle``.
+        Then the newest of ``served`` does, the highest rank first, of the address that has most: in
+        the network that has most, if that is more than its share and that of ``host`` has less, or
+        in its own where that has its share and ``host`` has fewer. Then any of ``idle``, where the
+        network has less than its share.
         """
-        taken = Counter(member.network for member in self.members())
-        share = max(1, limit // max(MIN_SHARES, len(taken.keys() | {network})))
+        network = network_of(host)
+        hosts = Counter(member.host for rank in (*idle, *served) for member in self._by_rank[rank])
+        taken = Counter[str]()
+        for address, count in hosts.items():
+            taken[network_of(address)] += count
+        shared = limit - len(self) + taken.total()
+        share = max(1, shared // max(MIN_SHARES, len(taken.keys() | {network})))
         has_less = taken[network] < share
 
         def gives_way(member: T) -> bool:
-            own = member.network == network and not has_less
-            return may_go(member) and (own or taken[member.network] > share)
+            of = network_of(member.host)
+            if of == network:
+                return not has_less and hosts[member.host] >= hosts[host] and may_go(member)
+            return taken[of] > share and may_go(member)
 
         other = self.pop_first(idle, gives_way)
+        if other is None and sum(map(self.of_rank, idle)) > kept_idle:
+            other = self.pop_first(idle, may_go)
         if other is None and has_less:
-            (greedy, most), *_ = taken.most_common(1)
-            if most > share:
-                other = self._pop_newest(greedy)
-            other = other or self.pop_first(idle, may_go)
+            greedy = max(taken, key=taken.__getitem__, default=network)
+            other = self._pop_newest(greedy, served) if taken[greedy] > share else None
+        elif other is None:
+            other = self._pop_newest(network, served, more_than=hosts[host] + 1)
+        if other is None and has_less:
+            other = self.pop_first(idle, may_go)
         return other
 
-    def _pop_newest(self, network: str) -> T | None:
-        for members in reversed(self._by_rank):
-            for member in reversed(members):
-                if member.network == network:
-                    del members[member]
-                    return member
+    def _pop_newest(self, network: str, ranks: tuple[int, ...], more_than: int = 0) -> T | None:
+        """Of the address of ``network`` that has most of ``ranks``, if those are so many."""
+        newest = [member for rank in reversed(ranks) for member in reversed(self._by_rank[rank])]
+        hosts = Counter(member.host for member in newest if network_of(member.host) == network)
+        for greedy, most in hosts.most_common(1):
+            if most > more_than:
+                member = next(one for one in newest if one.host == greedy)
+                self.discard(member)
+                return member
         return None

@@ -238,6 +238,30 @@ def test_idle_connections_of_many_addresses_leave_the_oldest_first() -> None:
     assert house.closed == ["c-0", "c-1"]
 
 
+def test_silent_connections_of_many_networks_end_no_call_and_keep_nobody_out() -> None:
+    """Beyond a quarter of the places they give way to anybody."""
+    house = House(8, calls=20, secured=False)
+    for number in range(4):
+        house.callers.begin(house.stay(f"proxy-{number}", host="10.0.0.1"))
+    for number in range(8):
+        house.stay(f"silent-{number}", host=f"2001:db8:0:{number}::1")
+    assert house.closed == [f"silent-{number}" for number in range(4)]
+    for number in range(2):
+        house.callers.begin(house.stay(f"more-{number}", host="10.0.0.1"))
+    assert house.closed[4:] == ["silent-4", "silent-5"]
+
+
+def test_in_one_network_of_ipv6_an_address_gives_way_to_a_neighbour_with_fewer() -> None:
+    house = House(8, calls=20, secured=False)
+    for number in range(8):
+        house.callers.begin(house.stay(f"many-{number}", host="2001:db8::1"))
+    for number in range(4):
+        house.callers.begin(house.stay(f"few-{number}", host="2001:db8::2"))
+    assert house.closed == ["many-7", "many-6", "many-5", "many-4"]
+    assert house.enter("more", host="2001:db8::2") is None
+    assert house.enter("more", host="2001:db8::1") is None
+
+
 def test_where_somebody_logs_in_addresses_have_no_share() -> None:
     """Who has logged in and calls keeps his place."""
     house = House(4, calls=4)
@@ -379,6 +403,30 @@ async def test_where_nobody_logs_in_each_address_has_its_share_of_calls() -> Non
         with pytest.raises(Evicted):
             served[number][1].result()
     for _, work in served:
+        work.cancel()
+
+
+@run
+async def test_calls_of_many_networks_whose_requests_do_not_come_end_no_other() -> None:
+    house = House(20, calls=8, secured=False)
+    proxy = house.stay("proxy", host="10.0.0.1")
+    served, silent = [], []
+    for _ in range(4):
+        call = begun(house, proxy)
+        house.callers.serve(call)
+        served.append(asyncio.ensure_future(call.run(endless())))
+    for number in range(6):
+        call = begun(house, house.stay("silent", host=f"2001:db8:0:{number}::1"))
+        silent.append(asyncio.ensure_future(call.run(endless())))
+        await turn()
+    assert begun(house, proxy)
+    await turn()
+    assert not any(work.done() for work in served)
+    assert [work.done() for work in silent] == [True, True, True, False, False, False]
+    for work in silent[:3]:
+        with pytest.raises(Evicted):
+            work.result()
+    for work in (*served, *silent):
         work.cancel()
 
 

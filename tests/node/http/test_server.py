@@ -517,6 +517,106 @@ def test_streams_of_one_address_leave_room_for_others(lone_node):
     assert ended == 2 and other.startswith(b"HTTP/1.1 200 ")
 
 
+async def _silent(lone, host):
+    """A connection that says no more than that it speaks HTTP, once it has its place."""
+    far = (host, 0)
+    _, writer = await asyncio.open_connection("127.0.0.1", lone.port, local_addr=far)
+    before = {*lone.node.parts.http._started()._connections.members()}
+    writer.write(b"GET ")
+    places = lone.node.parts.http._started()._connections
+    await asyncio.wait_for(until(lambda: {*places.members()} - before), 20)
+    return writer
+
+
+@pytest.mark.parametrize("networks", [8, 3])
+def test_silent_connections_end_no_request_and_keep_nobody_out(lone_node, networks):
+    """Neither one of each of many networks, nor several of few."""
+    lone = lone_node(kept_http_max_connections="8", kept_console_max_streams="100")
+
+    async def stream():
+        far = ("127.0.0.2", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port, local_addr=far)
+        writer.write(GET.format("/api/v1/events").encode())
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        return head.split()[1], writer
+
+    async def ask():
+        streams = [await stream() for _ in range(4)]
+        places = lone.node.parts.http._started()._connections
+        silent = [await _silent(lone, f"127.0.0.{3 + n % networks}") for n in range(9)]
+        served = places.of_rank(server._SERVED)
+        streams += [await stream() for _ in range(2)]
+        counts = served, places.of_rank(server._SERVED), len(places)
+        for writer in (*silent, *(writer for _, writer in streams)):
+            writer.close()
+        return [status for status, _ in streams], counts
+
+    statuses, counts = lone.run(ask())
+    assert statuses == 6 * [b"200"] and counts == (4, 6, 8)
+
+
+PASSWORDS = {
+    "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
+    "sasl_enabled_mechanisms": "PLAIN",
+    "plain_sasl_jaas_config": f'{PLAIN_MODULE} required user_ada="pencil";',
+}
+ADAS = f"GET {{}} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {basic('ada', 'pencil')}\r\n\r\n"
+
+
+def test_who_has_logged_in_keeps_his_place_from_strangers(lone_node):
+    """However many they are, and however much he has; and they keep nobody from logging in."""
+    lone = lone_node(**PASSWORDS, kept_http_max_connections="4", kept_console_max_streams="100")
+
+    async def get(path, host):
+        far = (host, 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port, local_addr=far)
+        writer.write(ADAS.format(path).encode())
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        return head.split()[1], writer
+
+    async def ask():
+        known = [await get("/api/v1/events", "127.0.0.2") for _ in range(3)]
+        writers = [await _silent(lone, f"127.0.0.{3 + number}") for number in range(6)]
+        known.append(await get("/api/v1/events", "127.0.0.2"))
+        beyond = await get("/metrics", "127.0.0.3")
+        places = lone.node.parts.http._started()._connections
+        ranks = places.of_rank(server._KNOWN), len(places)
+        for writer in (*writers, beyond[1], *(writer for _, writer in known)):
+            writer.close()
+        return [status for status, _ in known], beyond[0], ranks
+
+    statuses, beyond, ranks = lone.run(ask())
+    assert statuses == 4 * [b"200"] and ranks == (4, 4)
+    assert beyond == b"503", "nobody has less than who has logged in"
+
+
+def test_where_a_login_is_asked_for_a_request_without_one_keeps_no_place(lone_node, monkeypatch):
+    """It is a probe's, and its answer may not be taken."""
+    lone = lone_node(**PASSWORDS, kept_http_max_connections="1")
+    respond, hanging = server.HttpConnection._respond, []
+
+    async def hang_once(connection, request, response):
+        if not hanging:
+            hanging.append(connection)
+            await asyncio.Event().wait()
+        await respond(connection, request, response)
+
+    monkeypatch.setattr(server.HttpConnection, "_respond", hang_once)
+
+    async def ask():
+        _, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(GET.format("/healthz").encode())
+        await until(lambda: hanging)
+        reader, other = await asyncio.open_connection("127.0.0.1", lone.port)
+        other.write(ADAS.format("/metrics").encode())
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        for one in (writer, other):
+            one.close()
+        return answer
+
+    assert lone.run(ask()).startswith(b"HTTP/1.1 200 ")
+
+
 async def _once(lone, path="/healthz", host="127.0.0.1"):
     far = (host, 0)
     reader, writer = await asyncio.open_connection("127.0.0.1", lone.port, local_addr=far)
@@ -639,9 +739,7 @@ def test_a_response_that_cannot_be_encoded_ends_the_connection(lone, monkeypatch
 def test_wrong_passwords_keep_nobody_out(lone_node):
     """The answer to a failed login waits, and its connection has one of few places meanwhile."""
     lone = lone_node(
-        listeners="SASL_PLAINTEXT://127.0.0.1:0",
-        sasl_enabled_mechanisms="PLAIN",
-        plain_sasl_jaas_config=f'{PLAIN_MODULE} required user_ada="pencil";',
+        **PASSWORDS,
         connection_failed_authentication_delay_ms="5000",
         kept_http_max_connections="2",
     )

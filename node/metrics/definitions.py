@@ -213,6 +213,9 @@ TABLE: Final = (
         "tokens over HTTP and gRPC."
     ),
     counter("logins_refused", lambda s: s.counters.failed_logins).means("Logins that failed."),
+    counter("logins_not_checked", lambda s: s.counters.unchecked_logins).means(
+        "Logins whose password was not checked, since too many others waited."
+    ),
     counter("sessions_expired", lambda s: s.counters.expired_sessions).means(
         "Connections closed because their client did not log in again in time."
     ),

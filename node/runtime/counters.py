@@ -71,6 +71,7 @@ class Counters:
         "replication_bytes_out",
         "request_seconds",
         "throttled_seconds",
+        "unchecked_logins",
     )
 
     def __init__(self) -> None:
@@ -84,6 +85,8 @@ class Counters:
         self.logins = 0
         """By SASL, and by a password over HTTP."""
         self.failed_logins = 0
+        self.unchecked_logins = 0
+        """Of which nobody knows whether the password was right: too many others waited."""
         self.expired_sessions = 0
         self.cluster = ClusterCounters()
         self.compactions = 0

@@ -8,6 +8,7 @@ import asyncio
 import base64
 import hmac
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from kept.node.security.session import Session
 
 NOISE_INTERVAL_S: Final = 10.0
-"""At most one line about refused logins in this time."""
+"""At most one line about logins of one kind (refused, not checked) in this time."""
 MIN_TOKEN_SESSION_MS: Final = 2_000
 """A session by a token that ends now lasts so long: by the issuer's clock, which may be behind, it
 goes on, and its client may log in again once a second."""
@@ -62,8 +63,9 @@ class Logins:
         """Called with address, listener, mechanism and user of a login that failed; None in place
         of a name that is no user's: people type passwords there."""
         self._failed = FailedLogins()
-        self._quiet_until = 0.0
-        self._unreported = 0
+        self._quiet_until: dict[str, float] = {}
+        self._unreported = Counter[str]()
+        """By what the log's line says."""
 
     def settings(self, listener: str) -> SaslSettings:
         """Those of a listener, as they are now."""
@@ -90,6 +92,7 @@ class Logins:
         """A password was not checked: how long its connection waits until it hears so, in seconds;
         the same each time, since it may be right.
         """
+        self._counters.unchecked_logins += 1
         fields = {"host": host, "listener": listener, "mechanism": mechanism}
         self.report("login not checked", **fields, error=str(error))
         return self.settings(listener).failed_delay_ms / 1000
@@ -118,13 +121,14 @@ class Logins:
         return user in plain_users or self.credentials.for_password(user).exists
 
     def report(self, why: str, **fields: Any) -> None:
-        """Say in the log that somebody did not get in; at most once in a while."""
+        """Say in the log that somebody did not get in, and ``why``, one of few texts; each at most
+        once in a while.
+        """
         now = self._loop.time()
-        self._unreported += 1
-        if now >= self._quiet_until:
-            self._quiet_until = now + NOISE_INTERVAL_S
-            log.warning(why, **fields, times=self._unreported)
-            self._unreported = 0
+        self._unreported[why] += 1
+        if now >= self._quiet_until.get(why, 0.0):
+            self._quiet_until[why] = now + NOISE_INTERVAL_S
+            log.warning(why, **fields, times=self._unreported.pop(why))
 
     def is_revoked(self, session: Session) -> bool:
         """Whether the credential by which a session was begun was deleted. (A changed one is not:

@@ -136,3 +136,25 @@ def test_grpc_is_unavailable(site: Any) -> None:
     assert ended is grpc.StatusCode.UNAVAILABLE
     crowded.empty()
     assert crowded.lone.run(call(crowded.lone.port, "Produce", produce, LOGIN)).offset == 0
+
+
+def test_logins_that_are_not_checked_are_counted_and_told_beside_refused_ones(
+    site: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    crowded = site()
+    logins = crowded.lone.node.parts.logins
+    listener = "SASL_PLAINTEXT"
+
+    async def fail() -> None:
+        error = password_checks.TooManyLogins("too many")
+        for _ in range(2):
+            logins.refused(listener, "10.0.0.1", "PLAIN", "ada", "wrong")
+            logins.not_checked(listener, "10.0.0.1", "PLAIN", error)
+
+    crowded.lone.run(fail())
+    told = capfd.readouterr().err
+    for event in ("login refused", "login not checked"):
+        lines = [line for line in told.splitlines() if f'event="{event}"' in line]
+        assert len(lines) == 1 and "times=1" in lines[0], "once in a while, each"
+    page = crowded.get("/metrics")[2].decode()
+    assert "kept_logins_refused_total 2" in page and "kept_logins_not_checked_total 2" in page

@@ -163,8 +163,9 @@ class PasswordChecks:
 
 
 def _give_way() -> None:
-    """Lower the priority of this thread: who logs in slows down nobody who is served. Where that
-    is not permitted it stays as it is.
+    """Lower the priority of this thread, so that the node's own goes before it where both want a
+    processor; one that has to give its processor up while it holds the interpreter's lock still
+    keeps the node's waiting. Where that is not permitted it stays as it is.
     """
     thread = threading.get_native_id()
     with suppress(OSError):

@@ -42,16 +42,17 @@ if TYPE_CHECKING:
     """Where a record is looked for: disk, batch, timestamp, first offset."""
     LookUp = Callable[[FindRecord], Values]
 
+_ISOLATION_LEVELS: Final = {level.value: level for level in IsolationLevel}
 SPECIAL_SINCE: Final = MappingProxyType({-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, -6: 11})
 """Timestamps that mean something else, and the version of ListOffsets from which they do."""
 
 
 def isolation_level(number: int) -> IsolationLevel:
     """The level of a request; raises InvalidRequest for a number that is none."""
-    try:
-        return IsolationLevel(number)
-    except ValueError:
-        raise InvalidRequest(f"isolation_level is 0 or 1, not {number}") from None
+    level = _ISOLATION_LEVELS.get(number)
+    if level is None:
+        raise InvalidRequest(f"isolation_level is 0 or 1, not {number}")
+    return level
 
 
 class _LargeBatch(Exception):

@@ -210,5 +210,7 @@ def check_partitions(given: Mapping[int, int], bounds: Bounds, what: str) -> Non
     for partition, offset in given.items():
         first, end = bounds.starts[partition], bounds.ends[partition]
         if not first <= offset <= end:
-            tp = TopicPartition(bounds.topic, partition)
-            raise BadOption(f"{what}: {tp} has offsets {first} to {end}, {offset} is out of range")
+            place = TopicPartition(bounds.topic, partition).place
+            raise BadOption(
+                f"{what}: {place} has offsets {first} to {end}, {offset} is out of range"
+            )

@@ -90,7 +90,8 @@ class FollowerReplica:
         """Raises NotLeaderOrFollower, KafkaStorageError unless it follows a leader."""
         self.replica.check_online()
         if self.replica.core.leading or self.replica.leader_id == NO_LEADER:
-            raise NotLeaderOrFollower(f"{self.replica.topic_partition}: this node follows nobody")
+            place = self.replica.topic_partition.place
+            raise NotLeaderOrFollower(f"{place}: this node follows nobody")
 
     # What a fetcher brings.
 
@@ -190,7 +191,7 @@ class FollowerReplica:
             listener.prepare_cut(preparation)
         if not preparation.done:
             tp = self.replica.topic_partition
-            raise ReplicaNotAvailable(f"{tp}: the cut waits until producers are read")
+            raise ReplicaNotAvailable(f"{tp.place}: the cut waits until producers are read")
 
     def _cut(self, offset: int) -> None:
         before = self.log.log_start_offset, self.log.log_end_offset
@@ -226,7 +227,7 @@ class FollowerReplica:
 
     def _check_not_leading(self) -> None:
         if self.replica.offline is not None:
-            raise KafkaStorageError(f"{self.replica.topic_partition}: {self.replica.offline}")
+            raise KafkaStorageError(f"{self.replica.topic_partition.place}: {self.replica.offline}")
         if self.replica.core.leading:
             raise InvariantViolation(f"{self.replica}: a leader never cuts its log")
         if self.replica.listener is not None:
@@ -270,7 +271,7 @@ def perform_all(
             if is_bug(error):
                 raise
             if isinstance(error, ReplicaNotAvailable):
-                logger.debug("%s: %s", tp, error)
+                logger.debug("%s: %s", tp.place, error)
             else:
-                logger.warning("%s: fetched in vain: %s", tp, error)
+                logger.warning("%s: fetched in vain: %s", tp.place, error)
             fetcher.step(WorkFailed(tp, error), now_ms)

@@ -73,11 +73,13 @@ def diverging_epoch(log: Log, last_fetched_epoch: int, offset: int) -> tuple[int
     end = log.leader_epochs.end_offset_for(last_fetched_epoch)
     if end is None:
         raise OffsetOutOfRange(
-            f"{log.topic_partition}: the last fetched epoch {last_fetched_epoch} is not known here"
+            f"{log.topic_partition.place}: the last fetched epoch {last_fetched_epoch} is not "
+            "known here"
         )
     if offset < log.log_start_offset:
         raise OffsetOutOfRange(
-            f"{log.topic_partition}: offset {offset} is below the log start {log.log_start_offset}"
+            f"{log.topic_partition.place}: offset {offset} is below the log start "
+            f"{log.log_start_offset}"
         )
     if end[0] < last_fetched_epoch or end[1] < offset:
         return end

@@ -74,8 +74,8 @@ class Partition(Replica):
             self._refuse_append()
         if guard is not None and guard.leader_epoch != core.leader_epoch:
             raise NotLeaderOrFollower(
-                f"{self.topic_partition}: was verified in leader epoch {guard.leader_epoch}, here "
-                f"{core.leader_epoch}"
+                f"{self.topic_partition.place}: was verified in leader epoch {guard.leader_epoch}, "
+                f"here {core.leader_epoch}"
             )
         try:
             return self.log.append(checked, core.leader_epoch, now_ms, guard, origin)
@@ -87,10 +87,10 @@ class Partition(Replica):
         if not self._appendable:
             self._check_leader()
             raise NotLeaderOrFollower(
-                f"{self.topic_partition}: leader epoch {core.leader_epoch} is not durable yet"
+                f"{self.topic_partition.place}: leader epoch {core.leader_epoch} is not durable yet"
             )
         raise NotEnoughReplicas(
-            f"{self.topic_partition}: the ISR {core.isr} is below the minimum of "
+            f"{self.topic_partition.place}: the ISR {core.isr} is below the minimum of "
             f"{core.effective_min_isr}"
         )
 
@@ -136,7 +136,7 @@ class Partition(Replica):
         newest = self.log.producers.coordinator_epoch(producer_id)
         if epoch < newest:
             raise TransactionCoordinatorFenced(
-                f"{self.topic_partition}: coordinator epoch {epoch} says that producer "
+                f"{self.topic_partition.place}: coordinator epoch {epoch} says that producer "
                 f"{producer_id} has a transaction open, known is {newest}"
             )
         self.log.producers.guards.note_coordinator_epoch(producer_id, epoch)
@@ -196,7 +196,7 @@ class Partition(Replica):
         if core.alone and core.high_watermark >= end_offset:
             callback(None)
         elif self.offline is not None:
-            callback(KafkaStorageError(f"{self.topic_partition}: {self.offline}"))
+            callback(KafkaStorageError(f"{self.topic_partition.place}: {self.offline}"))
         else:
             self._last_token += 1
             self._commits[self._last_token] = callback
@@ -280,10 +280,10 @@ class Partition(Replica):
         self.follower.check_follower()
         tp = self.topic_partition
         if not self._serves_consumers:
-            raise NotLeaderOrFollower(f"{tp}: this replica is not in sync, ask the leader")
+            raise NotLeaderOrFollower(f"{tp.place}: this replica is not in sync, ask the leader")
         if offset > self.log.written_end_offset:
             raise OffsetNotAvailable(
-                f"{tp}: offset {offset} is not here yet, this follower has "
+                f"{tp.place}: offset {offset} is not here yet, this follower has "
                 f"{self.log.written_end_offset}"
             )
 
@@ -296,7 +296,7 @@ class Partition(Replica):
         start = self.log.log_start_offset
         if offset < start:
             raise OffsetOutOfRange(
-                f"{self.topic_partition}: offset {offset} is below the log start {start}"
+                f"{self.topic_partition.place}: offset {offset} is below the log start {start}"
             )
 
     def _follower_fetched(
@@ -424,8 +424,8 @@ class Partition(Replica):
             fetchable = self.last_stable_offset if isolation else core.high_watermark
             if core.high_watermark < core.epoch_start_offset:
                 late = (
-                    f"{self.topic_partition}: the high watermark {core.high_watermark} has not "
-                    f"reached the start {core.epoch_start_offset} of leader epoch "
+                    f"{self.topic_partition.place}: the high watermark {core.high_watermark} has "
+                    f"not reached the start {core.epoch_start_offset} of leader epoch "
                     f"{core.leader_epoch}"
                 )
         try:
@@ -459,14 +459,14 @@ class Partition(Replica):
         config = self.log.config
         if config.compact and not config.delete:
             raise PolicyViolation(
-                f"Records of partition {self.topic_partition} can not be deleted "
+                f"Records of partition {self.topic_partition.place} can not be deleted "
                 "due to the configured policy"
             )
         if offset == DELETE_TO_HIGH_WATERMARK:
             offset = self.core.high_watermark
         if not 0 <= offset <= self.core.high_watermark:
             raise OffsetOutOfRange(
-                f"{self.topic_partition}: cannot delete up to {offset}, "
+                f"{self.topic_partition.place}: cannot delete up to {offset}, "
                 f"the high watermark is {self.core.high_watermark}"
             )
         self._advance_start(offset)

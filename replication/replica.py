@@ -407,7 +407,7 @@ class Replica:
         end, log_end_offset = committed_by(event, self.core), self.log.written_end_offset
         if end > log_end_offset:
             raise OffsetOutOfRange(
-                f"{self.topic_partition}: cannot be committed up to {end}, the log ends at "
+                f"{self.topic_partition.place}: cannot be committed up to {end}, the log ends at "
                 f"{log_end_offset}"
             )
         effects = self.core.step(event, now_ms)
@@ -471,20 +471,20 @@ class Replica:
     def check_online(self) -> None:
         """Raises KafkaStorageError once :meth:`mark_offline` was called."""
         if self.offline is not None:
-            raise KafkaStorageError(f"{self.topic_partition}: {self.offline}")
+            raise KafkaStorageError(f"{self.topic_partition.place}: {self.offline}")
 
     def _check_leader(self) -> None:
         if not self._leading:
             self.check_online()
             why = "not served until the controller answers" if self.suspended else "not led"
-            raise NotLeaderOrFollower(f"{self.topic_partition} is {why} by this node")
+            raise NotLeaderOrFollower(f"{self.topic_partition.place} is {why} by this node")
 
     def _check_epoch(self, current_leader_epoch: int) -> None:
         """Rule 25; -1 asks for no check."""
         epoch = self.core.leader_epoch
         if current_leader_epoch in (-1, epoch):
             return
-        message = f"{self.topic_partition}: leader epoch {current_leader_epoch}, here {epoch}"
+        message = f"{self.topic_partition.place}: leader epoch {current_leader_epoch}, here {epoch}"
         if current_leader_epoch < epoch:
             raise FencedLeaderEpoch(message)
         raise UnknownLeaderEpoch(message)
@@ -501,7 +501,7 @@ class Replica:
         self.mark_offline(error.told)
         if not known and self.listener is not None:
             self.listener.machine_failed(error)
-        raise KafkaStorageError(f"{self.topic_partition}: {error.told}") from error
+        raise KafkaStorageError(f"{self.topic_partition.place}: {error.told}") from error
 
     def _perform(self, effects: Effects) -> None:
         for effect in effects:
@@ -530,7 +530,7 @@ class Replica:
         else:
             core = self.core
             why = f"the ISR {core.isr} is below the minimum of {core.effective_min_isr}"
-        return error(f"{self.topic_partition}: {why}")
+        return error(f"{self.topic_partition.place}: {why}")
 
     # Waiting.
 

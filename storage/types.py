@@ -37,7 +37,7 @@ def decimal_number(text: str) -> int | None:
 
 
 class TopicPartition(NamedTuple):
-    """A partition by name. Log lines have Kafka's ``topic-partition``, as directories are named."""
+    """A partition by name. ``str()`` is Kafka's ``topic-partition``, as directories are named."""
 
     topic: str
     partition: int
@@ -47,7 +47,7 @@ class TopicPartition(NamedTuple):
 
     @property
     def place(self) -> str:
-        """``topic:partition``, as commands take it: what answers to people name it."""
+        """``topic:partition``, as commands take it: so errors and answers name it."""
         return f"{self.topic}:{self.partition}"
 
 

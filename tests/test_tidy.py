@@ -256,6 +256,30 @@ def test_folders_packages_and_links_agree() -> None:
     assert set(config["packages"]) == on_disk
 
 
+def test_texts_name_partitions_as_commands_take_them() -> None:
+    """``users:0``, not ``users-0``, but where a bug of ours is told or a debugger shows it."""
+    found = []
+    for path in filter(product, MODULES):
+        if not re.search(r"\{[\w.]*\b(tp|topic_partition)\}", text_of(path)):
+            continue
+        nodes = [*ast.walk(ast.parse(text_of(path)))]
+        ours = [f for f in nodes if isinstance(f, ast.FunctionDef) and f.name == "__repr__"]
+        ours += [
+            call
+            for call in nodes
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "InvariantViolation"
+        ]
+        passed_over = {id(inner) for each in ours for inner in ast.walk(each)}
+        found += [
+            f"{path.relative_to(ROOT)}:{value.lineno}: {ast.unparse(value.value)}"
+            for value in nodes
+            if isinstance(value, ast.FormattedValue)
+            and id(value) not in passed_over
+            and ast.unparse(value.value).rpartition(".")[2] in ("tp", "topic_partition")
+        ]
+    assert not found
+
+
 def test_operating_system_calls_for_files_are_in_one_module() -> None:
     """``storage/disk.py`` is what the simulator and the fault tests replace."""
     forbidden = re.compile(

@@ -220,7 +220,7 @@ class WaitingPartition(Struct, frozen=True):
             else "the last member of its ISR is not there"
         )
         return (
-            f"{self.topic}-{self.partition}: {why}; offline until node(s) {names} are back, or "
+            f"{self.topic}:{self.partition}: {why}; offline until node(s) {names} are back, or "
             f"`kept cluster elect {self.topic}:{self.partition} --unclean` gives up what they have"
         )
 

@@ -170,7 +170,7 @@ def check(
     """Check; returns for how many keys. Raises CheckFailed, DamagedData, MachineError."""
     after = [(segment.base_offset, segment.end_offset) for segment in built.manifest.segments]
     files = _Files(job.directory, disk, job.sources, after, built.plan)
-    name = f"{job.topic_partition}: check of generation {job.generation}"
+    name = f"{job.topic_partition.place}: check of generation {job.generation}"
     judge = _Judge(job, strategy, survey, files, name)
     limit = read_limit(job.source_bytes)
     checked = 0

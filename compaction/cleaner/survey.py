@@ -420,6 +420,7 @@ def _joined(base: int, end: int, parts: Sequence[OutputSegment]) -> OutputSegmen
 
 def _too_small(job: Job) -> ConfigurationError:
     return ConfigurationError(
-        f"{job.topic_partition}: not even one key fits into the offset map of {job.buffer_bytes} "
-        f"bytes at load factor {job.load_factor}: raise log.cleaner.dedupe.buffer.size"
+        f"{job.topic_partition.place}: not even one key fits into the offset map of "
+        f"{job.buffer_bytes} bytes at load factor {job.load_factor}: raise "
+        "log.cleaner.dedupe.buffer.size"
     )

@@ -151,8 +151,9 @@ class _Segments:
     def too_small(self, scans: int) -> ConfigurationError:
         """The error for too little memory."""
         return ConfigurationError(
-            f"{self.job.topic_partition}: the strategy {self.job.config.compaction_strategy} would "
-            f"need {scans} scans: raise log.cleaner.dedupe.buffer.size"
+            f"{self.job.topic_partition.place}: the strategy "
+            f"{self.job.config.compaction_strategy} would need {scans} scans: raise "
+            "log.cleaner.dedupe.buffer.size"
         )
 
 

@@ -32,10 +32,10 @@ def show(topic: dict) -> None:
     for p in topic["partitions"]:
         if "high_watermark" not in p:  # it has no leader, or that is away
             why = p.get("unanswered") or p["offline"]
-            print(f"{topic['name']}-{p['partition']}: not served now: {why}")
+            print(f"{topic['name']}:{p['partition']}: not served now: {why}")
             continue
         print(
-            f"{topic['name']}-{p['partition']}: offsets {p['log_start_offset']} to "
+            f"{topic['name']}:{p['partition']}: offsets {p['log_start_offset']} to "
             f"{p['high_watermark']}, {p['size_bytes']:,} bytes"
         )
         for s in p["segments"]:

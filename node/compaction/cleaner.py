@@ -423,14 +423,13 @@ class Cleaner:
         it reads are gone; whatever it came to.
         """
         partition = hosted.partition
+        place = partition.topic_partition.place
         if running.work.cancelled or self._stopping:
-            raise Withdrawn(f"{partition.topic_partition}: the pass was cancelled")
+            raise Withdrawn(f"{place}: the pass was cancelled")
         if not partition.is_leader or partition.leader_epoch != running.leader_epoch:
-            raise NotLeaderOrFollower(f"{partition.topic_partition}: leadership changed meanwhile")
+            raise NotLeaderOrFollower(f"{place}: leadership changed meanwhile")
         if partition.log.truncations != running.truncations:
-            raise PassFailed(f"{partition.topic_partition}: the log was truncated", "Truncated")
+            raise PassFailed(f"{place}: the log was truncated", "Truncated")
         start = partition.log.segments[0].base_offset
         if start > running.plan.segments[0].base_offset:
-            raise Withdrawn(
-                f"{partition.topic_partition}: segments below {start} were deleted meanwhile"
-            )
+            raise Withdrawn(f"{place}: segments below {start} were deleted meanwhile")

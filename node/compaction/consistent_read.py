@@ -46,7 +46,7 @@ async def read_once(hosted: LocalReplica, read: Callable[[], Awaitable[_T]]) -> 
                 raise failed
             return value
     tp = hosted.partition.topic_partition
-    raise ConcurrentlyModified(f"{tp}: it is being compacted; try again") from failed
+    raise ConcurrentlyModified(f"{tp.place}: it is being compacted; try again") from failed
 
 
 async def read_consistently(hosted: LocalReplica, read: Callable[[], Awaitable[_T]]) -> _T:

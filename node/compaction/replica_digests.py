@@ -64,7 +64,7 @@ async def digests(
     partition, start, end = hosted.partition, wanted.start, wanted.end
     if not partition.log_start_offset <= start <= end <= partition.log.written_end_offset:
         raise InvalidRequest(
-            f"{partition.topic_partition} has {partition.log_start_offset}.."
+            f"{partition.topic_partition.place} has {partition.log_start_offset}.."
             f"{partition.log.written_end_offset} on node {node_id}, not {start}..{end}"
         )
     if wanted.parts is not None and not 0 < wanted.parts <= MAX_PARTS:
@@ -72,7 +72,7 @@ async def digests(
     known = hosted.compaction
     if generation(hosted) != wanted.generation:
         raise ConcurrentlyModified(
-            f"{partition.topic_partition}: generation {generation(hosted)} is here now"
+            f"{partition.topic_partition.place}: generation {generation(hosted)} is here now"
         )
     question = {
         "directory": partition.log.directory,

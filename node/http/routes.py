@@ -272,8 +272,8 @@ async def _readyz(node: RouteContext, p: Parameters) -> HttpResponse:
     if reason is None:
         health = node.services.health
         shown = [f"log set aside: {path}\n" for path in health.stray_logs()[:STRAYS_SHOWN]]
-        for tp in health.offline_replicas()[:REPLICAS_SHOWN]:
-            shown.append(f"replica offline until this node is started again: {tp}\n")
+        for place in health.offline_replicas()[:REPLICAS_SHOWN]:
+            shown.append(f"replica offline until this node is started again: {place}\n")
         more = "".join(shown)
         return HttpResponse(text=f"ready\n{more}")
     return HttpResponse(text=f"not ready: {reason}\n", status=503)

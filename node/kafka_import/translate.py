@@ -309,7 +309,7 @@ class Translation:
         for (topic_id, number), known in sorted(self.partitions.items()):
             if not known.isr and not known.elr:
                 yield (
-                    f"{self.topics[topic_id]}-{number} has no replica that is in sync: elect its "
+                    f"{self.topics[topic_id]}:{number} has no replica that is in sync: elect its "
                     "leader in Apache Kafka first"
                 )
         for (kind, name, setting), value in sorted(self.settings.items()):

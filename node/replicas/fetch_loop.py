@@ -299,7 +299,7 @@ class _Stream:
             outcomes = await asyncio.gather(*flushes, return_exceptions=True)
         for tp, error in zip(waiting, outcomes, strict=True):
             if error is not None:
-                failed = KafkaStorageError(f"{tp}: not flushed: {error}")
+                failed = KafkaStorageError(f"{tp.place}: not flushed: {error}")
                 self.core.step(WorkFailed(tp, failed), monotonic_ms())
 
     async def _pause(self) -> None:

@@ -13,6 +13,7 @@ from kept.storage.errors import (
     UnknownTopicOrPartition,
 )
 from kept.storage.records import CheckRules
+from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.records import PartitionRecord
@@ -232,8 +233,9 @@ class LocalTopic:
 
     def absent(self, index: int) -> KeptError:
         """Why a partition is not served."""
+        place = TopicPartition(self.name, index).place
         if index in self.offline:
-            return KafkaStorageError(f"{self.name}-{index}: {self.offline[index]}")
+            return KafkaStorageError(f"{place}: {self.offline[index]}")
         if 0 <= index < self.count:
-            return NotLeaderOrFollower(f"{self.name}-{index} has no open replica on this node")
+            return NotLeaderOrFollower(f"{place} has no open replica on this node")
         return UnknownTopicOrPartition(f"{self.name} has no partition {index}")

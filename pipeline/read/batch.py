@@ -23,7 +23,9 @@ def plan_batch(client: Client, options: ReadOptions, bounds: Bounds) -> list[Ran
     ends = offsets.ends(client, tps, options)
     for tp in tps:
         if starts[tp] > ends[tp] and options.fail_on_data_loss:
-            raise BadOption(f"{tp}: the read starts at {starts[tp]}, after its end at {ends[tp]}")
+            raise BadOption(
+                f"{tp.place}: the read starts at {starts[tp]}, after its end at {ends[tp]}"
+            )
     admitted = [tp for tp in tps if bounds.admits(tp)]
     if (since := bounds.min_timestamp) > 0:  # brokers look for no earlier one, logs may have it
         for tp, first in offsets.all_at(client, admitted, since, options.isolation).items():

@@ -109,7 +109,9 @@ def check_replica(client: Client, tps: Iterable[TopicPartition], node: int) -> N
         isr = client.topic(tp.topic).partitions[tp.partition].isr
         if node not in isr:
             there = ", ".join(map(str, sorted(isr))) or "none"
-            raise BadOption(f"replica: {tp} is not in sync on node {node}; in sync are {there}")
+            raise BadOption(
+                f"replica: {tp.place} is not in sync on node {node}; in sync are {there}"
+            )
 
 
 def topic_ids(client: Client, tps: Iterable[TopicPartition]) -> dict[str, str | None]:
@@ -163,7 +165,7 @@ def _resolve(
     none = [tp for tp, offset in offsets.items() if offset < 0]
     if none and not ending and not options.no_match_is_latest:
         raise BadOption(
-            f"{where.option}: {none[0]} has no record at or after {positions[none[0]]} ms "
+            f"{where.option}: {none[0].place} has no record at or after {positions[none[0]]} ms "
             "(startingOffsetsByTimestampStrategy=latest begins at its end then)"
         )
     offsets.update(all_at(client, none, LATEST, options.isolation))
@@ -177,9 +179,11 @@ def _for_each(
     missing = [tp for tp in tps if tp not in given]
     strange = [tp for tp in given if tp not in read]
     if missing:
-        raise BadOption(f"{option} does not name {', '.join(map(str, missing[:3]))}, which is read")
+        names = ", ".join(tp.place for tp in missing[:3])
+        raise BadOption(f"{option} does not name {names}, which is read")
     if strange:
-        raise BadOption(f"{option} names {', '.join(map(str, strange[:3]))}, which is not read")
+        names = ", ".join(tp.place for tp in strange[:3])
+        raise BadOption(f"{option} names {names}, which is not read")
     return dict(given)
 
 
@@ -200,7 +204,7 @@ def _explicit(
         offsets[tp] = min(max(offset, first[tp]), last[tp])
         if offsets[tp] != offset and options.fail_on_data_loss:
             raise BadOption(
-                f"{option}: {tp} has offsets {first[tp]} to {last[tp]}, {offset} is out of range "
-                "(failOnDataLoss=false takes the nearest)"
+                f"{option}: {tp.place} has offsets {first[tp]} to {last[tp]}, {offset} is out of "
+                "range (failOnDataLoss=false takes the nearest)"
             )
     return offsets

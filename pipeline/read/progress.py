@@ -133,7 +133,8 @@ class StreamProgress:
         for tp, first in there.items():
             if since[tp] < first and since[tp] < end[tp]:
                 gone = min(first, end[tp])
-                self._lose(f"{tp}: offsets {since[tp]} to {gone - 1}", f"its log starts at {first}")
+                why = f"its log starts at {first}"
+                self._lose(f"{tp.place}: offsets {since[tp]} to {gone - 1}", why)
                 since[tp] = gone
         ids = self.topic_ids(there)
         ranges = plan(since, {tp: end[tp] for tp in there}, ids, Bounds())
@@ -142,7 +143,8 @@ class StreamProgress:
     def _still_there(self, planned: Offsets) -> Offsets:
         there = offsets.still_there(self.client, planned)
         for tp in sorted(planned.keys() - there):
-            self._lose(f"{tp}: everything up to offset {planned[tp]}", "the partition is gone")
+            what = f"{tp.place}: everything up to offset {planned[tp]}"
+            self._lose(what, "the partition is gone")
         return {tp: at for tp, at in planned.items() if tp in there}
 
     def _at(self, tps: list[TopicPartition], when: int) -> Offsets:
@@ -158,7 +160,7 @@ class StreamProgress:
         """
         since = dict(start)
         for tp in sorted(start.keys() - end.keys()):
-            self._lose(f"{tp}: everything from offset {start[tp]}", "the partition is gone")
+            self._lose(f"{tp.place}: everything from offset {start[tp]}", "the partition is gone")
             del since[tp]
         replaced = self._replaced(sorted(start.keys() & end.keys()))
         both = [tp for tp in sorted(start.keys() & end.keys()) if tp.topic not in replaced]
@@ -167,11 +169,11 @@ class StreamProgress:
         for tp in both:
             if tp in cut:
                 why = f"a leader without them was elected, and has others from offset {cut[tp]} on"
-                self._lose(f"{tp}: offsets {cut[tp]} to {start[tp] - 1}", why)
+                self._lose(f"{tp.place}: offsets {cut[tp]} to {start[tp] - 1}", why)
                 since[tp] = cut[tp]
             elif end[tp] < start[tp] and not self._reaches(tp, start[tp]):
                 why = f"the log ends at {end[tp]}, it was cut back or created again"
-                self._lose(f"{tp}: everything up to offset {start[tp]}", why)
+                self._lose(f"{tp.place}: everything up to offset {start[tp]}", why)
                 since[tp] = end[tp]
         since.update(self._at(sorted(end.keys() - since.keys()), EARLIEST))
         return since

@@ -149,7 +149,7 @@ def read_range(
                     max_bytes=BLOCK_BYTES,
                 )
             except (CorruptMessage, InvalidRecord) as error:
-                where = f"{one.topic}-{one.partition} at or after offset {reader.position}"
+                where = f"{one.topic_partition.place} at or after offset {reader.position}"
                 raise type(error)(f"{where}: {error}") from error
             if block.position == position:
                 break

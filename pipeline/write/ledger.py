@@ -425,8 +425,8 @@ def _find(
         start = bounds[EARLIEST]
     if start < bounds[EARLIEST]:
         raise NotTheSame(
-            f"{tp}: the log starts at {bounds[EARLIEST]}, and what the micro-batch wrote from "
-            f"{start} on can no longer be seen"
+            f"{tp.place}: the log starts at {bounds[EARLIEST]}, and what the micro-batch wrote "
+            f"from {start} on can no longer be seen"
         )
     reader = RangeReader(
         client,

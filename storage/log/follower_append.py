@@ -56,8 +56,8 @@ def _check_order(log: Log, batches: list[ReplicaBatch]) -> None:
     for _, _, base, last, _, _, _ in batches:
         if base < next_offset and not (empty and last >= next_offset):
             raise OffsetOutOfRange(
-                f"{log.topic_partition}: batch {base}..{last} overlaps the log, which ends at "
-                f"{next_offset}"
+                f"{log.topic_partition.place}: batch {base}..{last} overlaps the log, which ends "
+                f"at {next_offset}"
             )
         next_offset = last + 1
         empty = False

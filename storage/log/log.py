@@ -295,7 +295,7 @@ class Log:
         size = checked.size_bytes
         if size > self._segment_bytes:
             raise RecordListTooLarge(
-                f"{self.topic_partition}: a batch of {size} bytes is larger than "
+                f"{self.topic_partition.place}: a batch of {size} bytes is larger than "
                 f"segment.bytes ({self._segment_bytes})"
             )
         producer_id = checked.producer_id
@@ -502,7 +502,7 @@ class Log:
             return remembered
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRange(
-                f"{self.topic_partition}: offset {offset} is not within "
+                f"{self.topic_partition.place}: offset {offset} is not within "
                 f"{self.log_start_offset}..{self.log_end_offset}"
             )
         if offset >= end_offset:

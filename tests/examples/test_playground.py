@@ -82,7 +82,7 @@ def test_partitions_that_other_nodes_lead_are_watched(kept_cluster):
 
     for node in range(2):
         said = watch("-b", f"localhost:{cluster.port(node)}")
-        assert all(f"{topic}-{p}: offsets 0 to 0" in said for p in range(2)), said
+        assert all(f"{topic}:{p}: offsets 0 to 0" in said for p in range(2)), said
     cluster.kill(1)
     said = watch("-b", f"localhost:{cluster.port(0)}")
     assert (said.count("offsets 0 to 0"), said.count("not served now: ")) == (1, 1), said

@@ -624,7 +624,7 @@ def test_a_batch_that_a_failed_roll_lost_is_not_acknowledged(disk) -> None:
 def test_offline_by_the_directory(partition) -> None:
     partition.mark_offline("directory /d is offline: EIO")
     partition.mark_offline("another reason")
-    with pytest.raises(KafkaStorageError, match="t-0: directory /d is offline: EIO"):
+    with pytest.raises(KafkaStorageError, match="t:0: directory /d is offline: EIO"):
         partition.fetch(0, 1000)
     assert not partition.is_leader
 

@@ -214,7 +214,7 @@ def test_a_look_is_made_again_when_the_topic_moved_under_it(
     said = [
         "kept.client.consume.range_reader.OffsetsLost: t:0: offsets 0 to 4 are lost: "
         "the log starts at 5 now",
-        "kept.pipeline.options.BadOption: replica: t-0 is not in sync on node 2",
+        "kept.pipeline.options.BadOption: replica: t:0 is not in sync on node 2",
     ]
 
     def look() -> str:
@@ -223,7 +223,7 @@ def test_a_look_is_made_again_when_the_topic_moved_under_it(
         return "seen"
 
     assert audits._steady(look, time.monotonic() + 60) == "seen"
-    said = ["kept.client.consume.range_reader.OffsetsLost: t-0"]
+    said = ["kept.client.consume.range_reader.OffsetsLost: t:0"]
     with pytest.raises(PySparkException, match="OffsetsLost"):
         audits._steady(look, time.monotonic())
     said = ["ZeroDivisionError: a strategy's own"]

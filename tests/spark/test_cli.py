@@ -156,7 +156,7 @@ def test_what_cannot_be_is_said_in_one_line(spark, kept, kept_broker, tmp_path):
         (
             ("table", topic, "--as-of-offset", "99"),
             kept_broker.bootstrap,
-            f"as of offset: {topic}-0 has offsets 0 to 9, 99 is out of range",
+            f"as of offset: {topic}:0 has offsets 0 to 9, 99 is out of range",
         ),
         (("table", topic, "--out", export), kept_broker.bootstrap, "is there and not empty"),
         (("export", topic, export), kept_broker.bootstrap, "is there and not empty"),

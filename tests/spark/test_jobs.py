@@ -86,7 +86,7 @@ def test_a_table_of_now_and_of_then(spark, client, kept_broker):
     assert as_dict(nothing) == {}
     for wrong, why in (
         ({"as_of_offset": 5}, "has 2 partitions, give one for each"),
-        ({"as_of_offset": {0: 0, 1: 999}}, f"{topic}-1 has offsets 0 to .*, 999 is out of range"),
+        ({"as_of_offset": {0: 0, 1: 999}}, f"{topic}:1 has offsets 0 to .*, 999 is out of range"),
         ({"as_of_offset": {0: 0}}, r"names the partitions \[0\]"),
         ({"as_of_offset": 1, "as_of_ms": 1}, "contradict each other"),
         ({"as_of_ms": -2}, "no moment before 1970"),

@@ -41,7 +41,7 @@ def test_other_rows_are_told_though_the_broker_made_the_batch_anew():
 def test_what_retention_took_since_may_have_been_written():
     """To take it for unwritten would write it twice."""
     client = FakeClient(start=5, end=9)
-    with pytest.raises(NotTheSame, match=r"t-2: the log starts at 5, .* from 3 on"):
+    with pytest.raises(NotTheSame, match=r"t:2: the log starts at 5, .* from 3 on"):
         ledger._find(client, TP, 3, begun(batch(b"a")))
 
 

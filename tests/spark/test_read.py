@@ -204,7 +204,7 @@ def test_refusals_name_what_is_wrong(spark, read, client, kept_broker):
         ),
         (
             {"subscribe": topic, "endingOffsets": json.dumps({"other": {"0": 1}})},
-            f"endingOffsets does not name {topic}-0",
+            f"endingOffsets does not name {topic}:0",
         ),
     ):
         with pytest.raises(AnalysisException, match=why):

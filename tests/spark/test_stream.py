@@ -152,7 +152,7 @@ def test_what_is_lost_stops_the_query_unless_told_not_to(query, client, kept_bro
     fill(client, topic, range(20))
     delete_before(client, TopicPartition(topic, 0), 15)
     failed = one.start()
-    with pytest.raises(Exception, match=f"{topic}-0: offsets 10 to 14 lost: its log starts at 15"):
+    with pytest.raises(Exception, match=f"{topic}:0: offsets 10 to 14 lost: its log starts at 15"):
         failed.awaitTermination(120)
     one.options["failOnDataLoss"] = "false"
     one.run()

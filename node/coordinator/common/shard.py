@@ -226,9 +226,9 @@ class Shard(Generic[Core]):
         except Exception as error:  # noqa: BLE001
             self.failed = told_to_clients(error)
             if is_bug(error):
-                log.exception("coordinator not loaded", error, partition=str(self.tp))
+                log.exception("coordinator not loaded", error, partition=self.tp.place)
             else:
-                log.error("coordinator not loaded", partition=str(self.tp), error=str(error))
+                log.error("coordinator not loaded", partition=self.tp.place, error=str(error))
             self._stop()
 
     def _stop(self) -> None:
@@ -265,7 +265,7 @@ class Shard(Generic[Core]):
             self.step(event)
         if count:
             took_ms = self._now_ms() - round(self.load_started_s * 1000)
-            log.info("coordinator loaded", partition=str(self.tp), records=count, ms=took_ms)
+            log.info("coordinator loaded", partition=self.tp.place, records=count, ms=took_ms)
 
     def unload(self) -> None:
         """Write what is staged; pending requests get NOT_COORDINATOR."""
@@ -311,7 +311,7 @@ class Shard(Generic[Core]):
 
     def _request(self, make_event: MakeEvent, result: asyncio.Future[Any] | Deferred[Any]) -> None:
         if self._unloaded:
-            raise NotCoordinator(f"{self.tp} is not led here any more")
+            raise NotCoordinator(f"{self.tp.place} is not led here any more")
         self._last_request += 1
         self._requests[self._last_request] = result
         self.step(make_event(self._last_request))
@@ -368,7 +368,7 @@ class Shard(Generic[Core]):
             batches = list(self._stage(effect))
         except KeptError as error:
             if not isinstance(error, _FAULTS_OF_PRODUCERS):
-                partition = str(self.tp)
+                partition = self.tp.place
                 log.warning("coordinator's records refused", partition=partition, error=str(error))
             self.step(AppendRejected(effect.append, coordinator_error(error)))
             return
@@ -428,7 +428,7 @@ class Shard(Generic[Core]):
             self.partition.write()
         except KeptError as error:
             # The partition is offline now: nothing of this can be undone.
-            log.error("coordinator's records lost", partition=str(self.tp), error=str(error))
+            log.error("coordinator's records lost", partition=self.tp.place, error=str(error))
             self.failed = error.told
             self.unload()
             return
@@ -450,7 +450,7 @@ class Shard(Generic[Core]):
 
         if self.partition.high_watermark < end_offset or self._hosted.sync:
             timeout_s = self._kind.commit_timeout_ms() / 1000
-            late = RequestTimedOut(f"{self.tp}: not committed in time")
+            late = RequestTimedOut(f"{self.tp.place}: not committed in time")
             self._uncommitted[append] = self._runtime.loop.call_later(
                 timeout_s, self._timed_out, append, late
             )

@@ -137,14 +137,14 @@ class Shards(Generic[Core]):
         tp = TopicPartition(self._topic, number)
         if shard is None:
             if not self._needs_no_wait(number):
-                raise CoordinatorLoadInProgress(f"{tp} is being opened")
-            raise NotCoordinator(f"this node does not coordinate what is kept in {tp}")
+                raise CoordinatorLoadInProgress(f"{tp.place} is being opened")
+            raise NotCoordinator(f"this node does not coordinate what is kept in {tp.place}")
         if shard.failed is not None:
-            raise NotCoordinator(f"{tp}: {shard.failed}")
+            raise NotCoordinator(f"{tp.place}: {shard.failed}")
         if not shard.leads:
-            raise NotCoordinator(f"{tp} may be led by another node")
+            raise NotCoordinator(f"{tp.place} may be led by another node")
         if not shard.is_active:
-            raise CoordinatorLoadInProgress(f"{tp} is being read")
+            raise CoordinatorLoadInProgress(f"{tp.place} is being read")
         return shard
 
     def submit(self, key: str, make_event: MakeEvent) -> asyncio.Future[Any]:
@@ -234,11 +234,11 @@ class Shards(Generic[Core]):
         """All but those that could not be read."""
         for shard in tuple(self._shards.values()):
             if shard.failed is not None:
-                log.warning("no coordinator", partition=str(shard.tp), why=shard.failed)
+                log.warning("no coordinator", partition=shard.tp.place, why=shard.failed)
             elif not shard.leads:
                 continue
             elif not shard.is_active:
-                raise CoordinatorLoadInProgress(f"{shard.tp} is being read")
+                raise CoordinatorLoadInProgress(f"{shard.tp.place} is being read")
             else:
                 yield shard
 

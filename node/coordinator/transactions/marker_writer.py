@@ -144,7 +144,7 @@ class _Request:
     def _expire(self) -> None:
         for _, writes in self._entries:
             for write in writes:
-                write.resolve(RequestTimedOut(f"{write.tp}: not committed in time"))
+                write.resolve(RequestTimedOut(f"{write.tp.place}: not committed in time"))
 
     def _finish(self) -> None:
         if self._timer is not None:
@@ -200,7 +200,7 @@ class MarkerWriter:
         for _, partitions in every:
             for tp in partitions:
                 if self.is_stale(tp, connection):
-                    raise NetworkException(f"{tp} is led here since the connection was made")
+                    raise NetworkException(f"{tp.place} is led here since the connection was made")
                 yield
         return (yield from self.write(every, connection))
 
@@ -213,7 +213,7 @@ class MarkerWriter:
             for tp in partitions:
                 write = request.add(tp)
                 if connection is not None and self.is_stale(tp, connection):
-                    write.resolve(NotLeaderOrFollower(f"{tp}: its leader changed meanwhile"))
+                    write.resolve(NotLeaderOrFollower(f"{tp.place}: its leader changed meanwhile"))
                 elif tp.topic == CONSUMER_OFFSETS:
                     self._end_offsets(write, marker)
                 else:
@@ -231,9 +231,9 @@ class MarkerWriter:
             code = int(ended.result())
             kind = _REFUSALS.get(code)
             if code in _NOT_COORDINATOR:
-                write.resolve(NotLeaderOrFollower(f"{write.tp} is not coordinated here"))
+                write.resolve(NotLeaderOrFollower(f"{write.tp.place} is not coordinated here"))
             elif kind is not None and hosted is not None:
-                error = kind(f"{write.tp}: its coordinator answered {code}")
+                error = kind(f"{write.tp.place}: its coordinator answered {code}")
                 self._refuse(write, hosted, leader_epoch, error)
             else:
                 write.resolve(code)
@@ -243,7 +243,7 @@ class MarkerWriter:
     def _stage(self, write: _Write, marker: EndMarker, staged: list[tuple[_Write, int]]) -> None:
         hosted = write.hosted = self.table.replicas.get(write.tp)
         if hosted is None:
-            write.resolve(UnknownTopicOrPartition(f"{write.tp} is not online on this node"))
+            write.resolve(UnknownTopicOrPartition(f"{write.tp.place} is not online on this node"))
             return
         partition = hosted.partition
         try:
@@ -271,7 +271,7 @@ class MarkerWriter:
             if is_confirmed and leads:
                 write.resolve(error)
             else:
-                why = f"{write.tp}: another one may lead; {error.told}"
+                why = f"{write.tp.place}: another one may lead; {error.told}"
                 write.resolve(NotLeaderOrFollower(why))
 
         if isinstance(error, _FINAL) and partition.replicated:
@@ -294,6 +294,6 @@ def _write(staged: list[tuple[_Write, int]]) -> None:
         if write.hosted in failed:
             write.resolve(failed[write.hosted])
         elif write.leader_epoch != write.hosted.partition.leader_epoch:  # others may be there now
-            write.resolve(NotLeaderOrFollower(f"{write.tp}: its leader changed meanwhile"))
+            write.resolve(NotLeaderOrFollower(f"{write.tp.place}: its leader changed meanwhile"))
         else:
             write.wait(end_offset)

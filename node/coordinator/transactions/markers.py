@@ -356,7 +356,7 @@ class MarkerSender:
                 else:
                     again.add(tp)
                     if error not in _EXPECTED:
-                        self._note(job, f"{tp} refused its marker: {error.name}")
+                        self._note(job, f"{tp.place} refused its marker: {error.name}")
             self._written(job, written)
             self._again(job, again)
 
@@ -380,7 +380,7 @@ class MarkerSender:
             return
         for job, tp, error in self._doubted.pop(event.state_partition, []):
             if error is ErrorCode.invalid_producer_epoch:
-                self._note(job, f"{tp} knows a later epoch: its marker counts as written")
+                self._note(job, f"{tp.place} knows a later epoch: its marker counts as written")
                 self._written(job, {tp})
             else:
                 self._again(job, {tp})

@@ -196,7 +196,7 @@ class ReplicaManifests:
         if self.core.storing is None and not in_use and not self._closed:
             return
         raise ReplicaNotAvailable(
-            f"{self._partition.topic_partition}: the cut waits for a manifest's files"
+            f"{self._partition.topic_partition.place}: the cut waits for a manifest's files"
         )
 
     def schedule_pull(self) -> None:
@@ -341,7 +341,7 @@ class ReplicaManifests:
         try:
             self._partition.follower.cut_to_fetch_again(offset)
         except ReplicaNotAvailable as error:
-            log.debug("log not cut yet", partition=str(self._partition), why=str(error))
+            log.debug("log not cut yet", why=str(error))
         except KeptError as error:
             if is_bug(error):
                 raise

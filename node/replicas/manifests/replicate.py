@@ -98,7 +98,7 @@ def hosted_of(table: ReplicaTable, topic_id: UUID, partition: int) -> LocalRepli
         raise UnknownTopicId(f"no topic with id {topic_id}")
     hosted = topic.partitions.get(partition)
     if hosted is None:
-        raise NotLeaderOrFollower(f"{topic.name}-{partition} has no replica on this node")
+        raise NotLeaderOrFollower(f"{topic.name}:{partition} has no replica on this node")
     return hosted
 
 
@@ -283,7 +283,9 @@ class ManifestReplicator:
             )
             chunk = await self._peers.call(leader, "ManifestChunk", request, CALL_S)
             if not chunk.data or crc32c(chunk.data) != chunk.crc:
-                raise CorruptMessage(f"{partition}: a piece of a manifest came damaged")
+                raise CorruptMessage(
+                    f"{partition.topic_partition.place}: a piece of a manifest came damaged"
+                )
             data += chunk.data
         return bytes(data)
 
@@ -298,8 +300,9 @@ def _decode(data: bytes, ref: ManifestRef, partition: Partition) -> Manifest:
     wanted = partition.topic_id, partition.topic_partition.partition
     if (decoded.topic_id, decoded.partition) != wanted:
         raise CorruptMessage(
-            f"manifest {decoded.generation} came for {partition}, topic id {wanted[0]}; it is of "
-            f"partition {decoded.partition} of the topic with id {decoded.topic_id}"
+            f"manifest {decoded.generation} came for {partition.topic_partition.place}, topic id "
+            f"{wanted[0]}; it is of partition {decoded.partition} of the topic with id "
+            f"{decoded.topic_id}"
         )
     return decoded
 
@@ -350,12 +353,13 @@ class PullServer:
         """A piece of a body. Raises NotLeaderOrFollower, UnknownTopicId, FileNotFoundError."""
         hosted = hosted_of(self._table, request.topic_id, request.partition)
         partition = hosted.partition
+        place = partition.topic_partition.place
         if not partition.is_leader or partition.leader_epoch != request.leader_epoch:
-            raise NotLeaderOrFollower(f"{partition}: not led in epoch {request.leader_epoch}")
+            raise NotLeaderOrFollower(f"{place}: not led in epoch {request.leader_epoch}")
         try:
             data = await self._body(hosted, request.name)
         except OSError as error:
-            raise NotLeaderOrFollower(f"{partition}: {request.name} is gone") from error
+            raise NotLeaderOrFollower(f"{place}: {request.name} is gone") from error
         piece = data[request.position : request.position + CHUNK_BYTES]
         return calls.ManifestChunkReply(piece, crc32c(piece))
 

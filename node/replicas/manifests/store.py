@@ -199,7 +199,7 @@ class Files:
     def check(self, work: ManifestWork) -> None:
         """Raises Withdrawn, KafkaStorageError when the work is to go no further."""
         if work.cancelled:
-            raise Withdrawn(f"{self._hosted.partition.topic_partition}: not wanted any more")
+            raise Withdrawn(f"{self._hosted.partition.topic_partition.place}: not wanted any more")
         if self._hosted.directory.offline is not None:
             raise KafkaStorageError(self._hosted.directory.offline)
 

@@ -445,6 +445,9 @@ def test_a_whole_isr_that_restarted_waits_for_all_of_it() -> None:
     c.pass_time(2000, beating=(1, 2))
     (waiting,) = c.sessions.waiting()
     assert waiting.overdue and "node(s) 3" in str(waiting) and "--unclean" in str(waiting)
+    assert str(waiting).count(f"{waiting.topic}:0") == 2 and f"{waiting.topic}-0" not in str(
+        waiting
+    )
     assert c.state.leader == NO_LEADER
     c.register(3, incarnation=13)
     c.heartbeat(3)

@@ -9,6 +9,7 @@ import pytest
 from kept.node.compaction import consistent_read as module
 from kept.node.compaction.consistent_read import ConcurrentlyModified, read_consistently, read_once
 from kept.storage.errors import DamagedData
+from kept.storage.types import TopicPartition
 from tests.support.given import Given
 
 
@@ -17,7 +18,7 @@ def replica():
         compaction__applied="0.1",
         manifests__busy=False,
         partition__log__truncations=0,
-        partition__topic_partition="t-0",
+        partition__topic_partition=TopicPartition("t", 0),
     )
 
 
@@ -60,7 +61,7 @@ def test_what_was_read_meanwhile_does_not_count(what):
         else:
             hosted.manifests.busy = True
 
-    with pytest.raises(ConcurrentlyModified):
+    with pytest.raises(ConcurrentlyModified, match=r"^t:0: it is being compacted"):
         ends_up(hosted, reader(happens))
 
 

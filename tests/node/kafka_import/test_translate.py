@@ -233,7 +233,7 @@ def test_a_broker_that_shuts_down_and_an_unknown_one() -> None:
         (kafka_records.Feature("metadata.version", 31), "newer than that of Apache Kafka 4.3"),
         (kafka_records.Config(2, "a", "remote.storage.enable", "true"), "remote storage"),
         (kafka_records.Config(2, "a", "segment.bytes", "7"), "segment.bytes"),
-        (change(isr=(), leader=-1), "a-0 has no replica that is in sync"),
+        (change(isr=(), leader=-1), "a:0 has no replica that is in sync"),
     ],
 )
 def test_what_cannot_be_kept_true_is_a_problem(

@@ -78,7 +78,7 @@ def test_the_node_serves_what_the_others_hold_and_says_what_it_cannot(site, call
             site.append(lone, number)
             continue
         with pytest.raises(
-            KafkaStorageError, match=f"t-{number}: .* one is offline: .*I/O.*; the node's log has"
+            KafkaStorageError, match=f"t:{number}: .* one is offline: .*I/O.*; the node's log has"
         ) as refused:
             lone.node.parts.table.partition(tp)
         assert site.first not in str(refused.value)

@@ -52,7 +52,7 @@ def test_the_log_stays_as_it_was_until_somebody_says_retry(lone_node, monkeypatc
     assert newest(hosted) == expected and hosted.compaction is None
     said = status(lone)
     assert (said.state, said.retry_at_ms) == ("uncleanable", None)
-    assert said.reason.startswith("t-0: check of generation 0.1: key 'k")
+    assert said.reason.startswith("t:0: check of generation 0.1: key 'k")
     (listed,) = lone.node.parts.admin.cleaner_view.describe().uncleanable
     assert (listed.reason, listed.retry_at_ms) == (said.reason, -1), "no far date"
     assert not lone.node.parts.cleaner.started.failures.may_try(TP, FOR_EVER_MS)

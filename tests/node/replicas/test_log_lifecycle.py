@@ -125,7 +125,7 @@ def test_an_open_log_changes_its_role_while_others_wait_for_the_disk(lone, stall
         await node.parts.replicas.roles.elected()
         append(node)
         assert not creating.done()
-        with pytest.raises(NotLeaderOrFollower, match="no open replica"):
+        with pytest.raises(NotLeaderOrFollower, match=f"{WAITING.place} has no open replica"):
             node.parts.table.partition(WAITING)
         stalled.go.set()
         await creating

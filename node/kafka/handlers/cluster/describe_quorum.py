@@ -75,7 +75,7 @@ class QuorumHandler:
         }
         if (topic, number) != (CLUSTER_METADATA_TOPIC, 0):
             error = UnknownTopicOrPartition(
-                f"{topic}-{number} is no metadata log: it is {CLUSTER_METADATA_TOPIC}-0"
+                f"{topic}:{number} is no metadata log: it is {CLUSTER_METADATA_TOPIC}:0"
             )
             return {**unknown, **error_values(error)}
         voters = sorted((voter.node_id, voter.directory_id) for voter in member.voters)

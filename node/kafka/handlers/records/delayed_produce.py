@@ -174,7 +174,9 @@ class DelayedProduce:
                 continue
             if partition.leader_epoch != leader_epoch or not partition.is_leader:
                 # A long request went on in later turns: another leader's records may be there now.
-                lost = NotLeaderOrFollower(f"{partition}: its leader changed during the request")
+                lost = NotLeaderOrFollower(
+                    f"{partition.topic_partition.place}: its leader changed during the request"
+                )
                 self._set_error(topic, place, lost)
                 continue
             if self.acks == -1 and partition.high_watermark < end_offset:
@@ -227,7 +229,9 @@ class DelayedProduce:
             partition = hosted.partition
             error = final
             if not (confirmed and partition.is_leader and partition.leader_epoch == leader_epoch):
-                error = NotLeaderOrFollower(f"{partition}: another one may lead; {final}")
+                error = NotLeaderOrFollower(
+                    f"{partition.topic_partition.place}: another one may lead; {final}"
+                )
             results = self._topics[topic][1]
             index, now_s = results[place].partition, self._context.runtime.loop.time()
             results[place] = refusal(self._connection, index, error, hosted, now_s)

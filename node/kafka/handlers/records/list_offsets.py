@@ -134,7 +134,7 @@ class ListOffsetsHandler:
             except _LargeBatch as batch:
                 tp = TopicPartition(topic, entry.partition_index)
                 if tp in large:
-                    raise InvalidRequest(f"{tp} is named twice") from None
+                    raise InvalidRequest(f"{tp.place} is named twice") from None
                 large[tp] = _Large(answer, partial(offset, topic, entry), find, batch.place)
 
         answer = yield from _each(request, "name", "partition_index", look_up)

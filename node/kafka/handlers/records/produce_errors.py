@@ -102,7 +102,8 @@ def after_refused(
     elif isinstance(error, OutOfOrderSequenceNumber):
         kind, until_s = connection.turned_away.get(partition, (None, 0.0))
         if kind is not None and now_s < until_s:
-            return kind(f"{partition}: a batch before this one was refused; {error}")
+            place = partition.topic_partition.place
+            return kind(f"{place}: a batch before this one was refused; {error}")
     return error
 
 

@@ -117,7 +117,7 @@ def _refused(code: int, tp: TopicPartition, version: int) -> KeptError:
         kind = errors.InvalidTxnState
     if version < ADDS_SINCE and kind is errors.ConcurrentTransactions:
         kind = errors.NotEnoughReplicas
-    return kind(f"{tp}: the transaction's coordinator answered {code}")
+    return kind(f"{tp.place}: the transaction's coordinator answered {code}")
 
 
 class TransactionalBatches:

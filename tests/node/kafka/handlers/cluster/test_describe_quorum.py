@@ -41,7 +41,7 @@ def test_there_is_no_other_log(lone):
     for topic in answer.topics:
         (found,) = topic.partitions
         assert found.error_code.name == "unknown_topic_or_partition"
-        assert "__cluster_metadata-0" in found.error_message
+        assert "__cluster_metadata:0" in found.error_message
         assert (found.leader_id, found.current_voters) == (-1, ())
 
 

@@ -28,7 +28,10 @@ from kept.storage.errors import (
     OutOfOrderSequenceNumber,
 )
 from kept.storage.log.log import AppendInfo
+from kept.storage.types import TopicPartition
 from tests.support.given import Given
+
+T0 = TopicPartition("t", 0)
 
 
 class Asker:
@@ -83,7 +86,8 @@ class Hosted:
     """A partition's place here; only refusals are asked of it."""
 
     def __init__(self, replicated: bool = True) -> None:
-        self.partition = type("Leader", (), {"replicated": replicated, "log_start_offset": 3})()
+        leader = {"replicated": replicated, "log_start_offset": 3, "topic_partition": T0}
+        self.partition = type("Leader", (), leader)()
 
 
 @pytest.fixture
@@ -139,6 +143,7 @@ class Committing:
 
     def __init__(self, *, sync: bool = False) -> None:
         self.is_leader, self.leader_epoch = True, 4
+        self.topic_partition = T0
         self.high_watermark = 0
         self.sync = sync
         self.partition = self
@@ -216,6 +221,7 @@ def test_what_was_appended_before_the_leader_changed_is_not_acknowledged(asker, 
     vars(changed).update(now)
     request.written({})
     assert [(result.error_code, result.base_offset) for result in results] == [(0, 4), (6, 4)]
+    assert results[1].error_message == "t:0: its leader changed during the request"
     assert changed.commits == [] and asker.happened == ["answered"]
 
 
@@ -391,9 +397,13 @@ def test_without_proof_a_producer_looks_for_the_leader(asker, why):
     hosted.partition.leader_epoch += why == "it was elected anew"
     then(why != "nobody answers")
     assert (code_of(request), asker.happened) == (6, ["answered"])
+    ((_, (result,)),) = request._topics
+    assert result.error_message.startswith("t:0: another one may lead; ")
     # What was sent behind it is turned away alike, with nobody asked.
     request, questions = refused(asker, OutOfOrderSequenceNumber, hosted)
     assert (code_of(request), questions) == (6, [])
+    ((_, (result,)),) = request._topics
+    assert result.error_message.startswith("t:0: a batch before this one was refused; ")
 
 
 def test_a_proof_that_comes_after_the_timeout_is_too_late(asker):

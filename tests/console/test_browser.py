@@ -540,13 +540,20 @@ def test_a_node_dies_while_a_log_is_compacted(cluster, chromium):
 
     def tiles_are_right():
         known, tiles = scene.given(cluster, "cluster"), browser.facts(page, "tiles")
-        return tiles["Controller"] == f"node {known['controller_id']}" and all(
-            number(tiles[tile]) == known[name]
-            for tile, name in (
-                ("Topics", "topics"),
-                ("Partitions", "partitions"),
-                ("Offline", "offline_partitions"),
-                ("Under-replicated", "under_replicated_partitions"),
+        sums = {
+            tile: f"{known[name] - known[f'internal_{name}']:,} and "
+            f"{known[f'internal_{name}']:,} internal"
+            for tile, name in (("Topics", "topics"), ("Partitions", "partitions"))
+        }
+        return (
+            tiles["Controller"] == f"node {known['controller_id']}"
+            and all(tiles[tile] == shown for tile, shown in sums.items())
+            and all(
+                number(tiles[tile]) == known[name]
+                for tile, name in (
+                    ("Offline", "offline_partitions"),
+                    ("Under-replicated", "under_replicated_partitions"),
+                )
             )
         )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 import kept
+from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.node.runtime.time_slices import Pace
 
 if TYPE_CHECKING:
@@ -52,7 +53,11 @@ class ClusterSummary(Struct, frozen=True):
     brokers: list[BrokerSummary]
     log_directories: list[LogDirectoryView]
     topics: int
+    """All; ``internal_topics`` of them are the cluster's own."""
     partitions: int
+    """Of all topics; ``internal_partitions`` of them of internal ones."""
+    internal_topics: int
+    internal_partitions: int
     offline_partitions: int
     under_replicated_partitions: int
     stray_logs: list[str]
@@ -87,6 +92,7 @@ class ClusterView:
                 under_replicated += record.is_under_replicated
                 offline += self.lookup.why_offline(topic.name, record) is not None
                 await pace.checkpoint()
+        internal = [image.topics[name] for name in INTERNAL_TOPICS if name in image.topics]
         reason = self.health.unready()
         return ClusterSummary(
             cluster_id=self.identity.cluster_id,
@@ -114,6 +120,8 @@ class ClusterView:
             log_directories=directories,
             topics=len(image.topics),
             partitions=sum(len(topic.partitions) for topic in image.topics.values()),
+            internal_topics=len(internal),
+            internal_partitions=sum(len(topic.partitions) for topic in internal),
             offline_partitions=offline,
             under_replicated_partitions=under_replicated,
             stray_logs=self.health.stray_logs(),

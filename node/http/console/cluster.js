@@ -11,6 +11,10 @@ import { described } from "./settings.js";
 const MOST_UNCLEANABLE = 200;
 const SAMPLED_MS = 15000;
 
+// Lists show no internal topics unless asked, so that a sum of all would be another number.
+const own = (all, internal) =>
+  internal ? `${count(all - internal)} and ${count(internal)} internal` : count(all);
+
 function nodes(cluster, quorum) {
   const logs = new Map(quorum.members.map((member) => [member.node_id, member]));
   const brokers = new Map(cluster.brokers.map((broker) => [broker.node_id, broker]));
@@ -99,8 +103,8 @@ export const overview = {
       tiles([
         ["Active brokers", `${active} of ${cluster.brokers.length}`, bad(active < cluster.brokers.length)],
         ["Controller", cluster.controller_id < 0 ? "none" : `node ${cluster.controller_id}`, bad(cluster.controller_id < 0)],
-        ["Topics", count(cluster.topics)],
-        ["Partitions", count(cluster.partitions)],
+        ["Topics", own(cluster.topics, cluster.internal_topics)],
+        ["Partitions", own(cluster.partitions, cluster.internal_partitions)],
         ["Offline", count(cluster.offline_partitions), bad(cluster.offline_partitions)],
         ["Under-replicated", count(cluster.under_replicated_partitions), bad(cluster.under_replicated_partitions)],
       ]),

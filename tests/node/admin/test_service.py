@@ -49,6 +49,7 @@ def test_cluster(lone):
     assert found["cluster_id"] == lone.node.parts.identity.cluster_id
     assert (found["node_id"], found["controller_id"], found["ready"]) == (0, 0, True)
     assert (found["topics"], found["partitions"], found["offline_partitions"]) == (1, 3, 0)
+    assert (found["internal_topics"], found["internal_partitions"]) == (0, 0)
     assert found["brokers"] == [
         {
             "node_id": 0,
@@ -74,6 +75,9 @@ def test_topics(lone):
     assert found["__consumer_offsets"]["internal"]
     assert found["b"]["cleanup_policy"] == ["compact", "delete"]
     assert (found["b"]["partition_count"], found["b"]["replication_factor"]) == (2, 1)
+    sums = lone.get("/api/v1/cluster")
+    assert (sums["topics"], sums["internal_topics"]) == (3, 1)
+    assert (sums["partitions"], sums["internal_partitions"]) == (4, 1)
 
 
 def test_a_topic_with_its_segments(compacted):

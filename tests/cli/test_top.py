@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from kept.cli.cluster_rates import ClusterRates, Rates, Rotation, sorted_rows
-from kept.cli.commands.top import Settings, Watch, _screen
+from kept.cli.commands.top import Settings, Watch, _screen, _that_fit
 from kept.client.admin.cluster import ClusterDescription
 from kept.client.admin.cluster_sample import PartitionSample
 from kept.client.admin.groups import GroupListing
@@ -133,6 +133,39 @@ def test_a_narrow_screen_has_fewer_columns_and_the_keys() -> None:
     assert lines[1] == "by name  (n t g a: view, s: order, q: end)"
     assert lines[-2].split() == ["TOPIC", "PARTITIONS"]
     assert lines[-1].split() == [f"{name[:31]}", "1"]
+
+
+@pytest.mark.parametrize(
+    ("view", "sort", "columns"),
+    [
+        ("topics", "rate", ["TOPIC", "PARTITIONS", "RECORDS/S"]),
+        ("topics", "size", ["TOPIC", "PARTITIONS", "SIZE"]),
+        ("topics", "growth", ["TOPIC", "PARTITIONS", "GROWTH/S"]),
+        ("topics", "lag", ["TOPIC", "PARTITIONS"]),
+        ("groups", "lag", ["GROUP", "STATE", "MEMBERS", "LAG"]),
+        ("groups", "size", ["GROUP", "STATE", "MEMBERS"]),
+        ("groups", "rate", ["GROUP", "STATE", "RECORDS/S"]),
+    ],
+)
+def test_a_narrow_screen_keeps_the_column_that_it_is_sorted_by(
+    view: str, sort: str, columns: list[str]
+) -> None:
+    watch, name = Watch(FakeClient(), internal=False), "orders-of-the-region"
+    watch.rates.set_topics({name: topic(name, PartitionMetadata(0, 1, 1, (1,), (1,)))})
+    watch.rates.set_groups([GroupListing(name, "consumer", "Stable", "classic", 1)])
+    shown = io.StringIO()
+    console = Console(file=shown, width=40, force_terminal=False)
+    console.print(_screen(watch, Settings(view, sort, 1.0, None), 40, 24, ""))
+    head, row = shown.getvalue().splitlines()[-2:]
+    assert head.split() == columns and len(row.split()) == len(columns)
+    assert max(len(head), len(row)) <= 40
+
+
+@pytest.mark.parametrize("width", [1, 8, 20, 25])
+def test_the_name_gives_way_where_hardly_anything_fits(width: int) -> None:
+    columns, rows, name_width = _that_fit(("topic", "size"), [("orders", "1.0 MiB")], width, "size")
+    assert columns == ["topic", "size"] and rows == [["orders", "1.0 MiB"]]
+    assert name_width == max(1, min(6, width - 9))
 
 
 def test_a_long_name_leaves_the_other_columns_whole() -> None:

@@ -41,12 +41,13 @@ _NAME_WIDTH: Final = 16
 """What the first column of the live view keeps in a narrow terminal; others make room."""
 VIEWS: Final = ("nodes", "topics", "groups")
 SORTS: Final = {
-    "rate": "records_per_s",
-    "size": "size_bytes",
-    "growth": "growth_bytes_per_s",
-    "lag": "lag",
-    "name": "",
+    "rate": ("records_per_s", "records/s"),
+    "size": ("size_bytes", "size"),
+    "growth": ("growth_bytes_per_s", "growth/s"),
+    "lag": ("lag", "lag"),
+    "name": ("", ""),
 }
+"""An order, and what it goes by: the field of a row, and the column that shows it."""
 _KEYS: Final = {"a": None, "n": "nodes", "t": "topics", "g": "groups"}
 
 
@@ -175,7 +176,7 @@ def top(
 
 def _sorted(rates: ClusterRates, view: str, sort: str) -> list[Row]:
     rows = {"nodes": rates.node_rows, "topics": rates.topic_rows, "groups": rates.group_rows}
-    return sorted_rows(rows[view](), SORTS[sort], view.removesuffix("s"))
+    return sorted_rows(rows[view](), SORTS[sort][0], view.removesuffix("s"))
 
 
 def _table(view: str, rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
@@ -320,7 +321,7 @@ def _screen(
         rows = _sorted(rates, name, settings.sort)
         columns, cells = _table(name, rows[: most or None])
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left")
-        shown, texts, name_width = _that_fit(columns, cells, width)
+        shown, texts, name_width = _that_fit(columns, cells, width, settings.sort)
         for number, column in enumerate(shown):
             right = number > 0 and column not in ("state", "role")
             table.add_column(
@@ -338,18 +339,27 @@ def _screen(
 
 
 def _that_fit(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int
-) -> tuple[Sequence[str], list[list[str]], int]:
-    """The columns that there is room for, from the left, the cells of each row in them, and the
-    width of the first one, a name, which may be cut.
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int, sorted_by: str
+) -> tuple[list[str], list[list[str]], int]:
+    """The columns that there is room for, from the left, but one that rows are sorted by first; the
+    cells of each row in them; and the width of the first one, a name, which may be cut.
     """
     cells = [table_cells(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    taken, count = min(widths[0], _NAME_WIDTH), 1
-    while count < len(widths) and taken + 2 + widths[count] <= width:
-        taken, count = taken + 2 + widths[count], count + 1
-    name_width = max(1, min(widths[0], width - sum(2 + each for each in widths[1:count])))
-    return columns[:count], [row[:count] for row in cells], name_width
+    left, shown = width - min(widths[0], _NAME_WIDTH), [0]
+    if (order := SORTS[sorted_by][1]) in columns:
+        number = columns.index(order)
+        left, shown = left - 2 - widths[number], [0, number]
+    for number, each in enumerate(widths):
+        if number in shown:
+            continue
+        left -= 2 + each
+        if left < 0:
+            break
+        shown.append(number)
+    shown.sort()
+    name_width = max(1, min(widths[0], width - sum(2 + widths[number] for number in shown[1:])))
+    return [columns[n] for n in shown], [[row[n] for n in shown] for row in cells], name_width
 
 
 @contextlib.contextmanager

@@ -294,7 +294,7 @@ def init_producer_id(
             route,
             what=what,
             timeout_ms=timeout_ms,
-            check=lambda r: failure(int(r.error_code), what),
+            check=lambda r: failure(int(r.error_code), what, key=transactional_id or ""),
         )
     ]
     return int(response.producer_id), int(response.producer_epoch)

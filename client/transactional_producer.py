@@ -217,6 +217,6 @@ class TransactionalProducer:
             ToCoordinator(self.transactional_id, kind=1),
             what=what,
             timeout_ms=self.client.timeout_ms,
-            check=lambda r: failure(error_code(r), what),
+            check=lambda r: failure(error_code(r), what, key=self.transactional_id),
             max_version=version,
         )

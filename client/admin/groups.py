@@ -147,13 +147,13 @@ def describe_group(group: str) -> Operation[GroupDescription]:
     """One group; its state is ``Dead`` when it does not exist."""
     what = f"DescribeGroups of {group}"
     call = describe_groups_call((group,), ToCoordinator(group))
-    call.what, call.check = what, lambda r: _unless_missing(r.groups[0], what)
+    call.what, call.check = what, lambda r: _unless_missing(r.groups[0], what, group)
     (response,) = yield [call]
     (described,) = descriptions(response)
     if described.state != DEAD:
         return described
     newer = consumer_groups_call((group,), ToCoordinator(group))
-    newer.check = lambda r: _unless_missing(r.groups[0], what)
+    newer.check = lambda r: _unless_missing(r.groups[0], what, group)
     try:
         (response,) = yield [newer]
     except UnsupportedVersion:
@@ -220,10 +220,10 @@ def _member(member: Any, partitions: Iterable[TopicPartition]) -> GroupMember:
     )
 
 
-def _unless_missing(one: Any, what: str) -> KeptError | None:
+def _unless_missing(one: Any, what: str, group: str) -> KeptError | None:
     """Newer brokers answer GROUP_ID_NOT_FOUND where older ones describe a dead group."""
     code = int(one.error_code)
-    return None if code == _GROUP_ID_NOT_FOUND else failure(code, what)
+    return None if code == _GROUP_ID_NOT_FOUND else failure(code, what, key=group)
 
 
 def delete_group(group: str) -> Operation[None]:
@@ -235,7 +235,7 @@ def delete_group(group: str) -> Operation[None]:
             {"groups_names": (group,)},
             ToCoordinator(group),
             what=what,
-            check=lambda r: first_error(r.results, lambda _: what),
+            check=lambda r: first_error(r.results, lambda _: what, key=group),
             repeatable=False,
         )
     ]
@@ -273,7 +273,7 @@ def offsets_call(group: str, partitions: Iterable[TopicPartition] | None, route:
         route,
         what=what,
         max_version=_BY_NAME,
-        check=lambda r: first_error([_group_of(r)], lambda _: what),
+        check=lambda r: first_error([_group_of(r)], lambda _: what, key=group),
     )
 
 
@@ -346,7 +346,8 @@ def _commit_errors(group: str, response: Any) -> dict[TopicPartition, KeptError]
     for topic in response.topics:
         for p in topic.partitions:
             tp = TopicPartition(str(topic.name), int(p.partition_index))
-            error = failure(int(p.error_code), f"OffsetCommit of {group}: {tp.place}")
+            what = f"OffsetCommit of {group}: {tp.place}"
+            error = failure(int(p.error_code), what, key=group)
             if error is not None:
                 left = int(p.error_code) in NOT_A_MEMBER
                 errors[tp] = NotAMember(str(error)) if left else error
@@ -369,7 +370,7 @@ def delete_offsets(
             values,
             ToCoordinator(group),
             what=what,
-            check=lambda r: failure(int(r.error_code), what),
+            check=lambda r: failure(int(r.error_code), what, key=group),
             repeatable=False,
         )
     ]
@@ -378,7 +379,7 @@ def delete_offsets(
         for topic in response.topics
         for p in topic.partitions
     }
-    errors = {tp: failure(code, f"{what}: {tp.place}") for tp, code in given.items()}
+    errors = {tp: failure(code, f"{what}: {tp.place}", key=group) for tp, code in given.items()}
     return {tp: error for tp, error in errors.items() if error is not None}
 
 

@@ -59,12 +59,15 @@ class ConfigEntry(NamedTuple):
     documentation: str | None
 
 
-def first_error(results: Iterable[Any], what: Callable[[Any], str]) -> KeptError | None:
-    """The first error among results that carry an error code and perhaps a message."""
+def first_error(
+    results: Iterable[Any], what: Callable[[Any], str], *, key: str = ""
+) -> KeptError | None:
+    """The first error among results that carry an error code and perhaps a message; ``key``: the
+    group that was asked for.
+    """
     for result in results:
-        error = failure(
-            int(result.error_code), what(result), getattr(result, "error_message", None)
-        )
+        message = getattr(result, "error_message", None)
+        error = failure(int(result.error_code), what(result), message, key=key)
         if error is not None:
             return error
     return None

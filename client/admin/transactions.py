@@ -139,7 +139,9 @@ def describe_transaction(transactional_id: str) -> Operation[TransactionDescript
             {"transactional_ids": (transactional_id,)},
             ToCoordinator(transactional_id, KEY_TYPE_TRANSACTION),
             what=what,
-            check=lambda r: failure(int(r.transaction_states[0].error_code), what),
+            check=lambda r: failure(
+                int(r.transaction_states[0].error_code), what, key=transactional_id
+            ),
         )
     ]
     one = response.transaction_states[0]

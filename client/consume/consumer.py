@@ -401,7 +401,7 @@ class GroupConsumer:
                 self.member_id = ""
             self.generation = -1
             return False
-        error = failure(code, f"{api} of {self.group}")
+        error = failure(code, f"{api} of {self.group}", key=self.group)
         if error is not None:
             raise error
         return True

@@ -88,13 +88,15 @@ _PARTITION: Final = re.compile(r"([^:]+):\d+")
 class NotAuthorized(PeerError):
     """A principal may not do something; ``principal`` is "" where only the server knows it."""
 
-    def __init__(self, code: int, name: str, what: str, principal: str = "") -> None:
-        """``name`` of the error code; ``what`` was asked: ``Fetch of orders:0``."""
-        self.code, self.name, self.what, self.principal = code, name, what, principal
+    def __init__(self, code: int, name: str, what: str, principal: str = "", key: str = "") -> None:
+        """``name`` of the error code; ``what`` was asked: ``Fetch of orders:0``; ``key``: the group
+        or transactional id, whose name may have any characters.
+        """
+        self.code, self.name, self.what, self.principal, self.key = code, name, what, principal, key
         said, in_rule, usual, others = _TYPES[code]
         found = _WHAT.match(what)
         api, names = (found["api"], found["names"] or "") if found else ("", "")
-        operation, resource = others.get(api, usual), _resource(code, names)
+        operation, resource = others.get(api, usual), _resource(code, names, key)
         who = principal or "this client"
         by = principal or "User:NAME"
         on = f"{said} {resource}".rstrip()
@@ -107,12 +109,12 @@ class NotAuthorized(PeerError):
             f"kept acl add {by} {operation} {rule})"
         )
 
-    def __reduce__(self) -> tuple[type[NotAuthorized], tuple[int, str, str, str]]:
-        return NotAuthorized, (self.code, self.name, self.what, self.principal)
+    def __reduce__(self) -> tuple[type[NotAuthorized], tuple[int, str, str, str, str]]:
+        return NotAuthorized, (self.code, self.name, self.what, self.principal, self.key)
 
     def named(self, principal: str) -> NotAuthorized:
         """The same, of that principal."""
-        return NotAuthorized(self.code, self.name, self.what, self.principal or principal)
+        return NotAuthorized(self.code, self.name, self.what, self.principal or principal, self.key)
 
 
 def is_about_authorization(code: int) -> bool:
@@ -120,11 +122,14 @@ def is_about_authorization(code: int) -> bool:
     return code in _TYPES
 
 
-def _resource(code: int, names: str) -> str:
-    """The name of the resource among those that a request is told by; "" for the cluster."""
-    if code == CLUSTER or not names:
+def _resource(code: int, names: str, key: str) -> str:
+    """The name of the resource: the key, or the first topic among the names that a request is told
+    by, behind its key if it has one; "" for the cluster.
+    """
+    if code == CLUSTER:
         return ""
-    group, colon, rest = names.partition(": ")
-    first = (rest if colon and code == TOPIC else group).partition(", ")[0]
-    partition = _PARTITION.fullmatch(first) if code == TOPIC else None
+    if code != TOPIC:
+        return key
+    first = names.rpartition(": ")[2].partition(", ")[0]  # no name of a topic has these
+    partition = _PARTITION.fullmatch(first)
     return partition[1] if partition else first

@@ -124,7 +124,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """What a message calls it: ``Fetch of orders-0``."""
+        """What a message calls it: ``Fetch of orders:0``."""
         return self.what or api_name(self.api_key)
 
     @property

@@ -387,6 +387,7 @@ class ClientCore:
                     int(coordinator.error_code),
                     call.name,
                     getattr(coordinator, "error_message", None),
+                    key=name,
                 )
                 assert why is not None
                 self._back_off(call, why, now_ms)

@@ -160,3 +160,14 @@ def test_after_an_abort_without_an_answer_nothing_is_committed(client, producer)
     producer.abort()
     assert client.committed == 0
     goes_on(client, producer)
+
+
+def test_who_may_not_use_an_id_is_told_which():
+    producer = TransactionalProducer(Coordinator(), "bank: eu")
+    call = producer._add_call("orders", [0])
+    for code, resource in ((53, "transactional-id:bank: eu"), (29, "topic:orders")):
+        partition = {"partition_index": 0, "partition_error_code": code}
+        topic = {"name": "orders", "results_by_partition": [partition]}
+        assert call.check is not None
+        error = call.check(response(call.api_key, 3, results_by_topic_v3_and_below=[topic]))
+        assert str(error).endswith(f"kept acl add User:NAME write {resource})")

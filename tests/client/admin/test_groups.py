@@ -21,6 +21,48 @@ from kept.storage.types import TopicPartition
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 
 
+GROUP = "app: eu"
+OFFSETS = {TopicPartition("t", 0): 1}
+DENIED = {"error_code": 30}
+DENIED_GROUP = {
+    **DENIED,
+    "group_id": GROUP,
+    "group_state": "",
+    "protocol_type": "",
+    "protocol_data": "",
+    "members": (),
+    "topics": (),
+}
+PER_PARTITION = [{"name": "t", "partitions": [{"partition_index": 0, **DENIED}]}]
+
+
+@pytest.mark.parametrize(
+    ("operation", "version", "values", "right"),
+    [
+        (groups.describe_group(GROUP), 5, {"groups": [DENIED_GROUP]}, "describe"),
+        (groups.delete_group(GROUP), 2, {"results": [DENIED_GROUP]}, "delete"),
+        (groups.fetch_offsets(GROUP), 8, {"groups": [DENIED_GROUP]}, "describe"),
+        (groups.commit_offsets(GROUP, OFFSETS), 8, {"topics": PER_PARTITION}, "read"),
+        (groups.delete_offsets(GROUP, OFFSETS), 0, {**DENIED, "topics": ()}, "delete"),
+        (
+            groups.delete_offsets(GROUP, OFFSETS),
+            0,
+            {"error_code": 0, "topics": PER_PARTITION},
+            "delete",
+        ),
+    ],
+)
+def test_who_may_not_reach_a_group_is_told_which(operation, version, values, right):
+    (call,) = next(operation)
+    answer = response(call.api_key, version, **values)
+    error = call.check(answer)
+    if error is None:
+        with pytest.raises(StopIteration) as ended:
+            operation.send([answer])
+        (error,) = ended.value.value.values()
+    assert str(error).endswith(f"kept acl add User:NAME {right} group:{GROUP})")
+
+
 @given(st.lists(NAMES, max_size=5, unique=True))
 def test_a_subscription_survives(topics):
     assert groups.decode_subscription(groups.encode_subscription(topics)) == topics

@@ -12,6 +12,7 @@ from kept.client.consume.consumer import Consumer, GroupConsumer
 from kept.client.consume.fetch import Fetched, FetchLimits, fetch
 from kept.client.consume.leader_offsets import OffsetAt
 from kept.client.consume.positions import EARLIEST, LATEST
+from kept.client.core.authorization_errors import NotAuthorized
 from kept.client.core.broker_errors import BrokerError, NoResponse
 from kept.client.core.metadata import ClusterMetadata, Endpoint, PartitionMetadata, TopicMetadata
 from kept.storage.errors import KeptError, OffsetOutOfRange
@@ -281,3 +282,10 @@ def test_the_leader_of_a_group_shares_anew_when_a_topic_has_grown():
     client.count, reader._next_count = 3, 0.0
     reader.poll()
     assert reader.generation == -1
+
+
+def test_who_may_not_join_a_group_is_told_which():
+    reader = member(Answers(), a=0, b=0)
+    reader.group = "app: eu"
+    with pytest.raises(NotAuthorized, match=r" read group:app: eu\)$"):
+        reader._judge(30, "JoinGroup")

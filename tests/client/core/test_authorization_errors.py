@@ -6,8 +6,14 @@ import pickle
 
 import pytest
 
+from kept.client.admin.transactions import describe_transaction
 from kept.client.core.authorization_errors import NotAuthorized
 from kept.client.core.broker_errors import failure
+from kept.client.core.calls import ToCoordinator
+from kept.client.produce import init_producer_id
+from kept.client.protocol.api_keys import ApiKey
+from tests.support.client_world import World, offsets
+from tests.support.fake_client import response
 
 CASES = [
     (29, "Fetch of orders:0", "Read on topic orders", "read topic:orders"),
@@ -21,8 +27,6 @@ CASES = [
     (29, "OffsetDelete of g: orders:0", "Read on topic orders", "read topic:orders"),
     (29, "AddPartitionsToTxn of bank: orders", "Write on topic orders", "write topic:orders"),
     (29, "AlterConfigs of orders", "AlterConfigs on topic orders", "alter-configs topic:orders"),
-    (30, "OffsetCommit of g", "Read on group g", "read group:g"),
-    (30, "OffsetFetch of g", "Describe on group g", "describe group:g"),
     (31, "DescribeQuorum", "Describe on the cluster", "describe cluster"),
     (31, "ElectLeaders", "Alter on the cluster", "alter cluster"),
     (
@@ -31,13 +35,73 @@ CASES = [
         "IdempotentWrite on the cluster, or Write on a topic",
         "write topic:NAME",
     ),
-    (53, "InitProducerId of t", "Write on transactional id t", "write transactional-id:t"),
+    (29, "OffsetCommit of a: b, c: orders:0", "Read on topic orders", "read topic:orders"),
+    (29, "AddPartitionsToTxn of bank: eu: orders", "Write on topic orders", "write topic:orders"),
 ]
 
 
 @pytest.mark.parametrize(("code", "what", "lacks", "rule"), CASES)
 def test_who_may_not_do_what_and_what_would_allow_it(code, what, lacks, rule):
-    error = failure(code, what)
+    see(failure(code, what), what, lacks, rule)
+
+
+KEYS = ["g", "app: eu", "a, b", "app: orders:0"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(
+    ("what", "operation", "rule"),
+    [
+        ("OffsetCommit of {}", "Read", "read"),
+        ("OffsetCommit of {}: orders:0", "Read", "read"),
+        ("OffsetFetch of {}", "Describe", "describe"),
+        ("OffsetDelete of {}: orders:0", "Delete", "delete"),
+    ],
+)
+def test_a_group_may_have_any_characters(key, what, operation, rule):
+    what = what.format(key)
+    see(failure(30, what, key=key), what, f"{operation} on group {key}", f"{rule} group:{key}")
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("what", ["InitProducerId of {}", "AddPartitionsToTxn of {}: orders"])
+def test_a_transactional_id_may_have_any_characters(key, what):
+    what = what.format(key)
+    lacks, rule = f"Write on transactional id {key}", f"write transactional-id:{key}"
+    see(failure(53, what, key=key), what, lacks, rule)
+
+
+def test_a_transactional_id_is_named_as_it_is():
+    denied = {"error_code": 53, "producer_id": -1, "producer_epoch": -1}
+    state = {
+        **denied,
+        "transactional_id": "bank: eu",
+        "transaction_state": "",
+        "transaction_timeout": 0,
+        "transaction_start_time": None,
+        "topics": (),
+    }
+    for operation, version, values in (
+        (describe_transaction("bank: eu"), 0, {"transaction_states": [state]}),
+        (init_producer_id(1000, "bank: eu"), 4, denied),
+    ):
+        (call,) = next(operation)
+        error = call.check(response(call.api_key, version, **values))
+        assert str(error).endswith(" transactional-id:bank: eu)")
+
+
+def test_a_group_whose_coordinator_may_not_be_found_is_named_as_it_is():
+    world = World()
+    said = {"error_code": 30, "error_message": None, "node_id": -1, "host": "", "port": -1}
+    found = {**said, "key": "app: eu"}
+    world.answers[ApiKey.FIND_COORDINATOR] = lambda *_: {**said, "coordinators": [found]}
+    call = offsets(world, route=ToCoordinator("app: eu"), what="OffsetFetch of app: eu")
+    world.run()
+    with pytest.raises(NotAuthorized, match=r" describe group:app: eu\)$"):
+        world.result(call)
+
+
+def see(error, what, lacks, rule):
     assert isinstance(error, NotAuthorized)
     assert f"this client lacks {lacks};" in str(error)
     assert str(error).endswith(f"kept acl add User:NAME {rule})")

@@ -475,6 +475,7 @@ class ClientCore:
         if request[0] == ApiKey.API_VERSIONS:
             following = connection.versions_came(frame, self.software)
             if following is None:
+                self.reached = True  # where it closes under the login, it may lack room for now
                 following = connection.begin_login(self.security, now_ms)
         else:
             _, response = decode_response(*request, frame)
@@ -482,7 +483,6 @@ class ClientCore:
         if following is not None:
             self._send_own(connection, following, effects)
         else:
-            self.reached = True
             self._refused.clear()
 
     def _forget_route(self, call: Call) -> None:
@@ -545,6 +545,7 @@ class ClientCore:
         """An endpoint does not answer: its calls go elsewhere, or wait, or end if all is vain."""
         hopeless = not self.reached and all(e in self._refused for e in self.bootstrap)
         waiting, self._waiting = self._waiting, []
+        requested = {call.needed_for for call in waiting}
         for call in waiting:
             error = kind(f"{endpoint}: {call.name}: {why}")
             concerned = isinstance(call.route, Anywhere) or self._goes_to(call, endpoint)
@@ -557,6 +558,8 @@ class ClientCore:
             if concerned:
                 self._forget_route(call)
                 self._back_off(call, error, now_ms)
+            elif call.needs in requested:
+                call.last_error = error  # what it waits for is not found out
 
     def _goes_to(self, call: Call, endpoint: Endpoint) -> bool:
         route, view = call.route, self.view

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kept.client.core.broker_errors import AuthenticationFailed, ConnectionFailed
-from kept.client.core.calls import Anywhere
+from kept.client.core.calls import Anywhere, ToCoordinator, ToLeader
 from kept.client.core.events import Lost
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.messages import versions
 from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE
 from kept.client.security.scram import ScramServer
 from kept.client.security.security import Security
-from tests.support.client_world import A, World, offsets
+from tests.support.client_world import A, B, World, offsets
 from tests.support.credentials import credential
 
 PASSWORD = "the-password"
@@ -158,12 +158,52 @@ def test_a_renewal_that_fails_ends_what_waits():
         world.result(offsets(world))
 
 
-def test_a_connection_that_breaks_under_the_login_says_so():
+class Crowded(Secured):
+    """Brokers without room for another login: they close without an answer, ``times`` times."""
+
+    def __init__(self, times, bootstrap=(A,)):
+        super().__init__(security("PLAIN"), "PLAIN")
+        self.core.bootstrap = bootstrap
+        self.times, self.closed = times, []
+
+    def authenticate(self, api, version, endpoint, request):
+        if len(self.closed) < self.times:
+            self.closed.append(endpoint)
+            self.step(Lost(max(self.connections), "the other side closed the connection"))
+            return None
+        return super().authenticate(api, version, endpoint, request)
+
+
+@pytest.mark.parametrize("route", [ToLeader("t", 0), Anywhere(), ToCoordinator("g")])
+def test_a_login_that_is_closed_without_an_answer_is_tried_again(route):
+    world = Crowded(5, (A, B))
+    call = offsets(world, route=route)
+    assert call.id not in world.finished
+    world.run()
+    assert world.result(call) is not None
+    assert world.closed == [A, B, A, B, A]
+
+
+@pytest.mark.parametrize("route", [ToLeader("t", 0), Anywhere(), ToCoordinator("g")])
+def test_a_login_that_is_always_closed_ends_at_the_deadline_and_says_so(route):
+    world = Crowded(1000)
+    call = offsets(world, route=route, timeout_ms=5000)
+    world.run()
+    said = "a:1: ListOffsets of t:0: the other side closed the connection during the SASL login$"
+    with pytest.raises(ConnectionFailed, match=said):
+        world.result(call)
+    assert world.now == 6000 and 5 < len(world.closed) < 20
+    (told,) = world.waited
+    assert told.call is call and str(told.why).endswith("during the SASL login")
+
+
+def test_a_listener_that_closes_before_it_tells_its_versions_is_not_tried_again():
+    """It speaks TLS, or another protocol."""
     world = Secured(security())
-    world.answers[ApiKey.SASL_HANDSHAKE] = lambda *_: None
+    world.answers[ApiKey.API_VERSIONS] = lambda *_: None
     call = offsets(world)
     world.step(Lost(1, "the other side closed the connection"))
-    with pytest.raises(ConnectionFailed, match="closed the connection during the SASL login"):
+    with pytest.raises(ConnectionFailed, match="during ApiVersions; is it a Kafka listener"):
         world.result(call)
 
 

@@ -4,13 +4,17 @@ of each protocol hear what lets them try again.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from kept.client.client import Client
+from kept.client.security.jaas import PLAIN_MODULE
 from kept.client.security.plain import PlainClient
+from kept.client.security.security import Security
 from kept.cluster.metadata.records import ScramCredentialRecord
 from kept.cluster.security.credentials import ScramMechanism
 from kept.node.proto import broker_pb2
@@ -31,20 +35,20 @@ class Site:
 
     def __init__(self, lone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lone = lone
-        self._checks = lone.node.parts.logins.passwords
+        self.checks = lone.node.parts.logins.passwords
         self._monkeypatch = monkeypatch
         ada = ScramCredentialRecord("ada", ScramMechanism.SCRAM_SHA_256, credential("pencil"))
         lone.run(lone.node.parts.metadata.propose([ada]))
 
     def crowd(self) -> None:
         """Both threads are busy, and nobody may wait; nothing is remembered."""
-        self._checks._right.clear()
-        self._checks._running = password_checks.THREADS
+        self.checks._right.clear()
+        self.checks._running = password_checks.THREADS
         self._monkeypatch.setattr(password_checks, "MAX_WAITING_PER_HOST", 0)
 
     def empty(self) -> None:
         """It is over."""
-        self._checks._running = 0
+        self.checks._running = 0
 
     def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
         head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {LOGIN}\r\n\r\n"
@@ -113,6 +117,40 @@ def test_a_client_that_logs_in_again_is_closed_without_an_answer(
     assert crowded.lone.run(attempt())
     assert crowded.lone.node.parts.counters.failed_logins == 0
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_client_of_ours_gets_in_once_the_crowd_is_over(
+    site: Any, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowded = site()
+    crowded.crowd()
+    turn, away = crowded.checks._turn, []
+
+    async def counted(host: str) -> bool:
+        in_turn: bool = await turn(host)
+        if not in_turn:
+            away.append(host)
+            if len(away) == times:
+                crowded.empty()
+        return in_turn
+
+    monkeypatch.setattr(crowded.checks, "_turn", counted)
+    security = Security(
+        {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.jaas.config": f'{PLAIN_MODULE} required username="ada" password="pencil";',
+        }
+    )
+
+    def ask() -> list[int]:
+        with Client(f"127.0.0.1:{crowded.lone.port}", security=security) as client:
+            return sorted(client.metadata().nodes)
+
+    assert crowded.lone.run(asyncio.to_thread(ask)) == [0]
+    assert len(away) == times
+    assert crowded.lone.node.parts.counters.failed_logins == 0
 
 
 def test_http_says_when_to_come_again(site: Any) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
+from kept.client.address_errors import UNUSABLE_ADDRESS
 from kept.client.bootstrap import Bootstrap
 from kept.client.core.metadata import Endpoint, parse_bootstrap
 from kept.client.security.access_tokens import NoAccessToken
@@ -86,14 +87,15 @@ class JsonApi:
         return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
 
     def _connect(self, connection: http.client.HTTPConnection, timeout_s: float) -> None:
-        """As ``connection.connect()``, which tells of the last address of the host alone: that may
-        be ``::1`` on a machine without IPv6, where another one refused.
+        """As ``connection.connect()``, which tells of the last address of the host: here it is the
+        last that this machine has use of, if there is one.
         """
         try:
             connection.sock = socket.create_connection(self.endpoint, timeout_s, all_errors=True)
         except ExceptionGroup as errors:
-            refused, others = errors.split(ConnectionRefusedError)
-            raise (refused or others or errors).exceptions[-1] from None
+            failed = errors.exceptions
+            told = [e for e in failed if getattr(e, "errno", None) not in UNUSABLE_ADDRESS]
+            raise (told or failed)[-1] from None
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         context = self.security.context()
         if context is not None:

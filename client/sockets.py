@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import selectors
 import socket
 import ssl
@@ -13,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from kept.client.address_errors import UNUSABLE_ADDRESS
 from kept.client.core.broker_errors import NoResponse
 from kept.client.core.calls import Call
 from kept.client.core.client_core import ClientCore
@@ -33,10 +33,6 @@ from kept.storage.errors import KeptError
 
 _READ_BYTES: Final = 1024 * 1024
 _NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-_NO_SUCH_ADDRESS: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
-"""An address that this machine has no use of, as ``::1`` in a container without IPv6: it says less
-than one that refused.
-"""
 ADDRESS_MS: Final = 2_000
 """Of a host that has several addresses the next one is tried after so long."""
 UNHEARD_S: Final = 20
@@ -184,10 +180,12 @@ class Sockets:
             return
         connection = _Socket(effect.connection, host, list(addresses))
         self._sockets[effect.connection] = connection
-        self._try_next(connection, "no address")
+        self._try_next(connection)
 
-    def _try_next(self, one: _Socket, why: str, *, refused: bool = False) -> None:
-        """Connect to the next address; lost when none is left, since the last one ``refused``."""
+    def _try_next(self, one: _Socket, why: str = "", *, refused: bool = False) -> None:
+        """Connect to the next address, after one that failed since ``why``; lost when none is left:
+        the last one ``refused``, or failed otherwise.
+        """
         self._close(one)
         while one.addresses:
             family, kind, protocol, _, address = one.addresses.pop(0)
@@ -200,14 +198,14 @@ class Sockets:
                 with contextlib.suppress(BlockingIOError):
                     one.socket.connect(address)
             except OSError as error:
-                if not (refused and error.errno in _NO_SUCH_ADDRESS):
+                if not (why and error.errno in UNUSABLE_ADDRESS):
                     why, refused = _reason(error), isinstance(error, ConnectionRefusedError)
                 self._close(one)
                 continue
             one.since_ms = _now_ms()
             self._selector.register(one.socket, selectors.EVENT_WRITE, one)
             return
-        self._gone(one, why, refused=refused)
+        self._gone(one, why or "no address", refused=refused)
 
     def _finish_connecting(self, one: _Socket) -> None:
         assert one.socket is not None

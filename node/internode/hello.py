@@ -19,6 +19,7 @@ import ssl
 import struct
 from typing import Any, Final
 
+from kept.client.address_errors import UNUSABLE_ADDRESS
 from kept.node.internode.identity import Hello, check
 from kept.node.internode.protobuf_conversion import codecs
 from kept.storage.errors import CorruptMessage, NetworkException
@@ -31,7 +32,6 @@ RETRY_S: Final = 0.005
 
 _LENGTH: Final = struct.Struct(">I")
 _NO_SUCH_NAME: Final = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", -5)})
-_NO_SUCH_WAY: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH})
 
 
 class ConnectionRefused(NetworkException):
@@ -159,7 +159,7 @@ async def _attempt(
             transport.abort()
             return None
         return transport, hello
-    codes = {error.errno for error in failed} - _NO_SUCH_WAY
+    codes = {error.errno for error in failed} - UNUSABLE_ADDRESS
     if codes == {errno.ECONNREFUSED}:
         raise ConnectionRefused(f"{where}: connection refused; is the node running?")
     why = failed[0].strerror or str(failed[0]) if failed else "no address"

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kept.client import json_api as http
+from kept.client.address_errors import UNUSABLE_ADDRESS
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import HttpFailed, JsonApi, each_node, nodes_away, request_any
 from kept.client.security.security import Security
@@ -212,6 +213,33 @@ def test_each_node_is_reached_by_the_listener_that_the_first_was(alive):
 
 def test_who_is_away(alive):
     assert nodes_away(alive) == [4]
+
+
+REFUSED, SILENT = errno.ECONNREFUSED, errno.ETIMEDOUT
+
+
+@pytest.mark.parametrize("useless", sorted(UNUSABLE_ADDRESS))
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ((REFUSED,), "connection refused"),
+        ((SILENT,), "no connection within 5 s"),
+        ((REFUSED, SILENT), "no connection within 5 s"),
+        ((SILENT, REFUSED), "connection refused"),
+        ((), None),
+    ],
+)
+def test_the_last_address_that_is_of_use_here_is_told_of(others, told, useless, monkeypatch):
+    """In a container ``localhost`` is ``::1``, too, where there is no IPv6."""
+
+    def fail(*_: object, **__: object) -> None:
+        errors = [OSError(code, os.strerror(code)) for code in (*others, useless)]
+        raise ExceptionGroup("create_connection failed", errors)
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    text = os.strerror(useless)
+    with pytest.raises(HttpFailed, match=told or text[:1].lower() + text[1:]):
+        JsonApi(Endpoint("both", 9)).get("cluster")
 
 
 def test_an_address_without_use_here_does_not_hide_that_another_one_refused(monkeypatch):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kept.client.client import Client, OutRecord
-from kept.client.core.broker_errors import NoResponse
+from kept.client.core.broker_errors import ConnectionFailed, NoResponse
 from kept.client.core.connections import DEAD_MS
 from kept.client.sockets import ADDRESS_MS, UNHEARD_S
 from kept.storage.errors import InvalidRequest, NoNode
@@ -56,6 +56,18 @@ def test_an_address_without_use_here_does_not_hide_that_another_one_refused(monk
     no_family = (socket.AF_INET + 97, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [nobody, no_family])
     with Client("both:9", timeout_ms=2000) as client, pytest.raises(NoNode, match="refused"):
+        client.metadata([])
+
+
+def test_nor_that_another_one_does_not_answer(silent, monkeypatch):
+    monkeypatch.setattr("kept.client.sockets.ADDRESS_MS", 10)
+    there = (socket.AF_INET, socket.SOCK_STREAM, 6, "", silent)
+    no_family = (socket.AF_INET + 97, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [there, no_family])
+    with (
+        Client("both:9", timeout_ms=2000) as client,
+        pytest.raises(ConnectionFailed, match=r"both:9: .*: no connection$"),
+    ):
         client.metadata([])
 
 

@@ -11,6 +11,7 @@ With pytest the fixtures ``kept_broker`` and ``kept_cluster`` are there once kep
 :mod:`kept.testing.plugin`.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "NodeFailed"]
 
 
-def __getattr__(name: str) -> Any:
-    # pytest imports the plugin, and so this package, in every project of an environment that has
-    # kept: only who uses a node shall wait for what it imports.
-    if name in __all__:
-        from kept.testing import cluster
+if not TYPE_CHECKING:  # a type checker would take any name for one that is here
 
-        return getattr(cluster, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        # pytest imports the plugin, and so this package, in every project of an environment that
+        # has kept: only who uses a node shall wait for what it imports.
+        if name == "cluster" or name in __all__:
+            cluster = import_module(f"{__name__}.cluster")
+            return cluster if name == "cluster" else getattr(cluster, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

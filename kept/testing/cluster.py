@@ -73,9 +73,9 @@ class Cluster:
 
     ``settings`` are settings of every node, Kafka's names with underscores for dots:
     ``Cluster(log_segment_bytes=4096, kept_fsync_threads=2)``. A context manager: entering starts
-    the nodes and waits until all are ready, leaving stops them and removes their files (unless
-    ``directory`` was given). Three nodes and more keep three replicas and want two in sync. When
-    the process that made it dies, its nodes do too (:mod:`kept.testing.reaper`).
+    the nodes that do not run yet and waits until all are ready, leaving stops them and removes
+    their files (unless ``directory`` was given). Three nodes and more keep three replicas and want
+    two in sync. When the process that made it dies, its nodes do too (:mod:`kept.testing.reaper`).
 
     ``security``: ``SASL_SSL``, ``SASL_PLAINTEXT`` or ``SSL``. Certificates (by the extra
     ``secure``), passwords and the users ``admin``, ``ada`` and ``bob`` are made then, and ACLs are
@@ -118,10 +118,12 @@ class Cluster:
     def __enter__(self) -> Self:
         atexit.register(self.close)
         try:
-            if len(self._nodes) == 1:
-                self.start(0)
-            else:
+            if len(self._nodes) > 1:
                 self._start_all()
+            elif self.running():
+                self.await_ready()
+            else:
+                self.start()
         except BaseException:
             self.close()
             raise
@@ -389,15 +391,22 @@ class Cluster:
     # Inside.
 
     def _start_all(self) -> None:
-        """The first start of several nodes, side by side; on other ports when one was taken."""
+        """Start those of several nodes that do not run, side by side; on other ports when one was
+        taken, unless one was started before: its settings name the ports of all.
+        """
+        chooses = not self._shared
         for attempt in range(PORT_ATTEMPTS):
-            self._choose_ports()
-            positions = [self._launch(node, None) for node in self._nodes]
+            if chooses:
+                self._choose_ports()
+            others = [node for node in self._nodes if not node.running]
+            positions = [self._launch(node, None) for node in others]
             try:
-                for node, position in zip(self._nodes, positions, strict=True):
+                for node, position in zip(others, positions, strict=True):
                     self._await_ready(node, position)
                 self.await_ready()
             except NodeFailed:
+                if not chooses:
+                    raise
                 dead = [node for node in self._nodes if not node.running]
                 for node in self._nodes:
                     self._end(node, signal.SIGKILL)

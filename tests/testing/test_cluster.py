@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kept import testing
 from kept.client.admin.readiness import cluster_is_up
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import HttpFailed, JsonApi
@@ -67,6 +68,21 @@ def test_nodes_started_one_by_one_are_one_cluster():
             client.metadata()
             found = {node: endpoint.port for node, endpoint in client.view.nodes.items()}
         assert found == {node: cluster.port(node) for node in range(3)}
+    finally:
+        cluster.close()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_entering_keeps_what_runs(nodes):
+    cluster = Cluster(nodes=nodes)
+    try:
+        cluster.start(wait=False)
+        pid, port = cluster.pid(), cluster.port()
+        with cluster:
+            assert (cluster.pid(), cluster.port()) == (pid, port)
+            assert all(map(cluster.running, range(nodes)))
+            assert cluster.log().count(" ready on ") == 1
+            assert f":{port}" in cluster.bootstrap
     finally:
         cluster.close()
 
@@ -319,6 +335,20 @@ def test_the_plugin_costs_who_does_not_use_it_no_import():
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     loaded = [name for name in done.stdout.split() if name.startswith("kept")]
     assert loaded == ["kept", "kept.testing", "kept.testing.plugin"]
+
+
+def test_the_module_is_there_without_an_import_of_its_own():
+    program = "import kept.testing as t; print(t.cluster.Cluster is t.Cluster)"
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True\n"
+
+
+def test_a_type_checker_finds_what_is_not_there(tmp_path):
+    (tmp_path / "user.py").write_text("from kept.testing import Cluster, Clutser\n")
+    package, *options = testing.__file__, "--config-file=", "--follow-imports=skip"
+    command = [sys.executable, "-m", "mypy", *options, package, "user.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert 'has no attribute "Clutser"' in done.stdout and "Found 1 error" in done.stdout, done
 
 
 def test_what_is_not_there_is_no_attribute():

@@ -190,7 +190,8 @@ def test_a_topic_that_is_deleted_before_it_was_read(client, tp):
     assert client.fetch_partition(tp, 0, LIMITS, 10_000).records, "it is known where it was"
     client.delete_topics([tp.topic])
     eventually(lambda: tp.topic not in client.metadata().topics)
-    with pytest.raises(OffsetsLost, match="offsets 0 to 4 are lost: the topic was deleted"):
+    lost = f"^{tp.place}: offsets 0 to 4 are lost: the topic was deleted "
+    with pytest.raises(OffsetsLost, match=lost):
         offsets(readers[0])
     assert offsets(readers[1]) == []
     assert readers[1].lost

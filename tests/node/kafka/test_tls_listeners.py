@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -98,6 +100,88 @@ def test_a_certificate_that_shows_a_bug_of_ours_leaves_no_connection_behind(
     assert "planted" in capfd.readouterr().err
     lone.run(until(lambda: listener.quota.count == 0 and not listener.acceptor._handshakes))
     assert lone.run(is_answered(lone.port, trusting(authority))), "it serves the next one"
+
+
+def files_with(text: str, directory: Path) -> set[str]:
+    """The files with ``text`` in them below ``directory``, and among those that are open here."""
+    found = set()
+    opened = (Path("/proc/self/fd") / fd for fd in os.listdir("/proc/self/fd"))
+    for path in (*opened, *directory.rglob("*")):
+        with suppress(FileNotFoundError):  # the descriptor of the list is closed by now
+            if path.is_file() and text.encode() in path.read_bytes():
+                found.add(os.readlink(path) if path.is_symlink() else str(path))
+    return found
+
+
+def test_a_key_that_is_given_as_text_is_never_in_a_file_of_a_disk(
+    lone_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL reads keys from files: at the moment it does, this one's is in memory."""
+    authority = Authority(tmp_path)
+    store = Path(authority.issue("node", "localhost"))
+    key, end, chain = store.read_text().partition(KEY_END)
+    store.unlink()
+    body = key.splitlines()[1]
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.chdir(tmp_path)
+    load, seen = ssl.SSLContext.load_cert_chain, []
+
+    def loads(context: ssl.SSLContext, path: str, **more: Any) -> None:
+        assert body in Path(path).read_text()
+        seen.append(files_with(body, tmp_path))
+        load(context, path, **more)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", loads)
+    lone = lone_node(
+        listeners="SSL://127.0.0.1:0",
+        ssl_keystore_key=key + end,
+        ssl_keystore_certificate_chain=chain,
+    )
+    assert lone.run(is_answered(lone.port, trusting(authority)))
+    assert seen and all(files == {"/memfd:pem (deleted)"} for files in seen), seen
+    assert files_with(body, tmp_path) == set()
+
+
+def test_handshakes_at_a_time_are_bounded_by_their_setting(lone_node: Any, tmp_path: Path) -> None:
+    """Of those that do not go on the oldest is closed, so that there is always room for another."""
+    authority, limit = Authority(tmp_path), 3
+    lone = lone_node(
+        listeners="SSL://127.0.0.1:0",
+        ssl_keystore_location=authority.issue("node", "localhost"),
+        kept_tls_handshakes=str(limit),
+    )
+    acceptor = lone.node.parts.listeners[0].acceptor
+    outgoing = ssl.MemoryBIO()
+    half = trusting(authority).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        half.do_handshake()
+    hello = outgoing.read()
+
+    async def go() -> None:
+        left = []
+        for number in range(3 * limit):
+            reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+            writer.write(hello)
+            assert await asyncio.wait_for(reader.read(1), 30), "the server's part"
+            left.append((reader, writer))
+            assert len(acceptor.begun) == len(acceptor._handshakes) == min(number + 1, limit)
+        for reader, _ in left[:-limit]:
+            with suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 30)  # to its end
+        assert len(acceptor.begun) == limit
+        assert await is_answered(lone.port, trusting(authority)), "it has room"
+        (oldest, _), (next_, _) = left[-limit : 2 - limit]
+        with suppress(ConnectionError):
+            await asyncio.wait_for(oldest.read(), 30)
+        assert len(acceptor.begun) == limit - 1
+        assert not next_.at_eof() and next_.exception() is None
+        for _, writer in left:
+            writer.close()
+        await until(lambda: not acceptor._handshakes)
+        assert not len(acceptor.begun)
+
+    lone.run(asyncio.wait_for(go(), 60))
 
 
 async def status_of(port: int, context: ssl.SSLContext, login: str) -> int:

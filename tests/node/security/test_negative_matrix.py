@@ -11,11 +11,13 @@ from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from kio.static.constants import EntityType
 
 from kept.client.protocol import messages as protocol
+from kept.client.protocol.api_keys import ApiKey
 from kept.cluster.security.acl_index import AclIndex
 from kept.cluster.security.acls import (
     CLUSTER_NAME,
@@ -26,12 +28,17 @@ from kept.cluster.security.acls import (
     PatternType,
 )
 from kept.node.config.checks import STANDARD_AUTHORIZER
+from kept.node.grpc.call_authorizer import METHODS, CallAuthorizer
+from kept.node.grpc.callers import Callers
 from kept.node.http import route_table
 from kept.node.http.messages import HttpRequest
 from kept.node.http.route_access import refusal
 from kept.node.kafka import api
+from kept.node.security.access import Open, Own
 from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.session import ALLOW_ALL, Session
+from kept.storage.errors import InvariantViolation
+from tests.support.given import Given
 from tests.support.made_requests import made
 from tests.support.strangers import STRANGERS, stranger
 
@@ -140,6 +147,38 @@ def guarded(lone_node) -> Any:
     for key, listed in ((16, "groups"), (66, "transaction_states")):
         assert getattr(lone.ask(key, 0, **LISTED.get(key, {})), listed), "it is there to be seen"
     return lone
+
+
+def test_what_has_no_access_entry_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of both tables are made while their modules are imported; ``access`` has no default.
+    Those of gRPC are looked at when its server is made.
+    """
+    row, handler = partial(api.Api, ApiKey.METADATA, 0, 13, "MetadataHandler", 9), AsyncMock()
+    assert row((Own(),)).access
+    with pytest.raises(TypeError, match="access"):
+        row()
+    import_module("kept.node.http.routes")
+    monkeypatch.setattr(route_table, "ROUTES", {})
+    untyped: Any = route_table
+    with pytest.raises(TypeError, match="access"):
+        untyped.route("GET", "/api/v1/forgotten")
+    with pytest.raises(TypeError, match="access"):
+        untyped.Route(handler)
+    assert not route_table.ROUTES
+    route_table.route("GET", "/api/v1/remembered", access=Open())(handler)
+    assert route_table.ROUTES["/api/v1/remembered"]["GET"].access == Open()
+    live: Any = Given()
+    CallAuthorizer(Callers(live), live)
+    monkeypatch.delitem(METHODS, "/broker.Broker/Produce")
+    with pytest.raises(InvariantViolation, match="Produce: nothing says who"):
+        CallAuthorizer(Callers(live), live)
+
+
+def test_no_access_entry_is_empty() -> None:
+    """It would ask nothing."""
+    import_module("kept.node.http.routes")
+    assert [served.name for served in api.APIS if not served.access] == []
+    assert [row for row in every_route() if not route_table.ROUTES[row[1]][row[0]].access] == []
 
 
 EVERYBODY = [

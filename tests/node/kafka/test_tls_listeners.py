@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
+import struct
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +32,7 @@ from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.config.node_config import NodeConfig
 from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
 from kept.node.kafka.listener import HandedOver
-from kept.node.kafka.tls_handshake import TlsHandshake
+from kept.node.kafka.tls_handshake import PER_TURN, TlsHandshake
 from kept.node.parts import NodeParts
 from kept.node.proto import broker_pb2
 from kept.node.security.session import Session
@@ -143,6 +146,58 @@ def test_a_key_that_is_given_as_text_is_never_in_a_file_of_a_disk(
     assert files_with(body, tmp_path) == set()
 
 
+def client_hello(authority: Authority) -> bytes:
+    outgoing = ssl.MemoryBIO()
+    half = trusting(authority).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        half.do_handshake()
+    return outgoing.read()
+
+
+def test_however_many_handshakes_begin_others_have_their_turn_after_a_few(
+    lone_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another client waits for is a few handshakes, and not all that came meanwhile."""
+    authority, count = Authority(tmp_path), 60
+    lone = lone_node(
+        listeners="SSL://127.0.0.1:0",
+        ssl_keystore_location=authority.issue("node", "localhost"),
+        socket_listen_backlog_size=str(2 * count),
+    )
+    hello, loop = client_hello(authority), lone.node.parts.runtime.loop
+    turn, ticking, begun, begins = 0, True, Counter[int](), TlsHandshake.begin
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+        if ticking:
+            loop.call_soon(next_turn)
+
+    def begin(handshake: TlsHandshake) -> None:
+        begun[turn] += 1
+        begins(handshake)
+
+    monkeypatch.setattr(TlsHandshake, "begin", begin)
+    strangers = [socket.create_connection(("127.0.0.1", lone.port)) for _ in range(count)]
+    for number, sock in enumerate(strangers):
+        sock.sendall(hello)
+        if number % 2:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+
+    async def go() -> None:
+        nonlocal ticking
+        next_turn()
+        await until(lambda: begun.total() >= count // 2)
+        assert await is_answered(lone.port, trusting(authority))
+        ticking = False
+
+    lone.run(asyncio.wait_for(go(), 60))
+    assert max(begun.values()) == PER_TURN
+    for sock in strangers[::2]:
+        sock.close()
+
+
 def test_handshakes_at_a_time_are_bounded_by_their_setting(lone_node: Any, tmp_path: Path) -> None:
     """Of those that do not go on the oldest is closed, so that there is always room for another."""
     authority, limit = Authority(tmp_path), 3
@@ -151,12 +206,7 @@ def test_handshakes_at_a_time_are_bounded_by_their_setting(lone_node: Any, tmp_p
         ssl_keystore_location=authority.issue("node", "localhost"),
         kept_tls_handshakes=str(limit),
     )
-    acceptor = lone.node.parts.listeners[0].acceptor
-    outgoing = ssl.MemoryBIO()
-    half = trusting(authority).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
-    with pytest.raises(ssl.SSLWantReadError):
-        half.do_handshake()
-    hello = outgoing.read()
+    acceptor, hello = lone.node.parts.listeners[0].acceptor, client_hello(authority)
 
     async def go() -> None:
         left = []

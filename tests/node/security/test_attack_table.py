@@ -65,6 +65,8 @@ ATTACKS = {
         (
             f"{TLS}test_handshakes_that_are_left_or_reset_keep_nobody_out",
             f"{TLS}test_handshakes_that_are_left_or_reset_slow_others_down_a_little",
+            f"{DOORS}test_however_many_handshakes_begin_others_have_their_turn_after_a_few",
+            f"{DOORS}test_handshakes_at_a_time_are_bounded_by_their_setting",
         ),
     ),
     4: Attack(
@@ -84,7 +86,7 @@ ATTACKS = {
             f"{FLOOD}test_an_unknown_user_is_answered_as_a_wrong_password_is",
             f"{SCRAM}test_an_unknown_user_fails_at_the_end_as_a_wrong_password_does",
         ),
-        "times are printed, not asserted: they say nothing on a machine that does other things",
+        "of times it is asserted that they overlap, and of work that it is the same",
     ),
     6: Attack(
         "wrong passwords by the ten thousand from one address",
@@ -93,6 +95,8 @@ ATTACKS = {
             f"{HTTP}test_wrong_passwords_keep_nobody_out",
             "node/security/test_password_checks.py::"
             "test_an_address_that_floods_keeps_nobody_else_waiting",
+            "node/security/test_password_checks.py::"
+            "test_ten_thousand_wrong_passwords_come_before_nobody_else",
         ),
     ),
     7: Attack(
@@ -306,3 +310,14 @@ def test_every_attack_has_its_tests(number: int) -> None:
 
 def test_none_is_left_out() -> None:
     assert list(ATTACKS) == list(range(1, 26))
+
+
+def test_the_map_of_others_tests_names_ours() -> None:
+    text = Path(__file__).with_name("anchors.md").read_text("utf-8")
+    cited = set(re.findall(r"`(test_\w+)`", text))
+    known = {
+        name
+        for path in TESTS.rglob("test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert cited and not cited - known

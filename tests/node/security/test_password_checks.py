@@ -18,6 +18,7 @@ from kept.node.security.password_checks import (
     MAX_WAITING_PER_HOST,
     NICENESS,
     REMEMBER_S,
+    THREADS,
     PasswordChecks,
     TooManyLogins,
 )
@@ -145,6 +146,35 @@ async def _turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_address_that_floods_keeps_nobody_else_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     run(_turns)(monkeypatch)
+
+
+async def _ten_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, flood = Held(monkeypatch), list[asyncio.Task[bool]]()
+    for number in range(20):
+        flood += [held.start("bad", f"guess {len(flood) + more}") for more in range(500)]
+        await turns()
+        assert held.checks.waiting == MAX_WAITING_PER_HOST
+        own, before = f"own {number}", 0
+        good = held.start("good", own)
+        await turns()
+        while own not in [password for password, _ in held.begun]:
+            await held.end(held.begun[0][0])
+            before += 1
+            await turns()
+        assert before <= THREADS + 1, "those that run, and one whose turn it is"
+        await held.end(own, right=True)
+        assert await good
+    refused = [task for task in flood if task.done() and task.exception() is not None]
+    assert len(flood) == 10_000 and len(refused) > 9_900
+    assert all(isinstance(task.exception(), TooManyLogins) for task in refused)
+    await held.stop(flood)
+
+
+def test_ten_thousand_wrong_passwords_come_before_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another address waits for a few checks, however many are wanted."""
+    run(_ten_thousand)(monkeypatch)
 
 
 async def _bounded(monkeypatch: pytest.MonkeyPatch) -> None:

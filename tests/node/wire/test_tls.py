@@ -8,6 +8,7 @@ import ssl
 import struct
 import subprocess
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -258,21 +259,28 @@ def client_hello(site: Site) -> bytes:
     return outgoing.read()
 
 
+def leave(sock: socket.socket, left: deque[socket.socket]) -> None:
+    """Let it go no further; those of long before are closed, as the node has closed them."""
+    left.append(sock)
+    if len(left) > 600:
+        left.popleft().close()
+
+
 @pytest.mark.slow
 def test_handshakes_that_are_left_or_reset_keep_nobody_out(site: Site) -> None:
     hello = client_hello(site)
-    left = []
+    left: deque[socket.socket] = deque()
     reset = struct.pack("ii", 1, 0)
     with site.connect() as live:
         assert kafka(live)
-        for i in range(600):
+        for i in range(2000):
             sock = site.plain()
             sock.sendall(hello)
             if i % 2:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
                 sock.close()
             else:
-                left.append(sock)
+                leave(sock, left)
         assert kafka_again(live)
         with site.connect() as sock:
             assert kafka(sock)
@@ -286,12 +294,12 @@ def test_handshakes_that_are_left_or_reset_keep_nobody_out(site: Site) -> None:
 def test_handshakes_that_are_left_or_reset_slow_others_down_a_little(site: Site) -> None:
     """99 of 100 requests of another client take a small multiple of what they take in quiet."""
     hello, reset = client_hello(site), struct.pack("ii", 1, 0)
-    left: list[socket.socket] = []
+    left: deque[socket.socket] = deque()
 
     def pings(live: ssl.SSLSocket, attack: int) -> float:
-        """The 99th percentile of 1,000 requests, with a handshake begun before each."""
+        """The 99th percentile of 2,000 requests, with a handshake begun before each."""
         taken = []
-        for number in range(1000):
+        for number in range(2000):
             if attack:
                 sock = site.plain()
                 sock.sendall(hello)
@@ -299,12 +307,12 @@ def test_handshakes_that_are_left_or_reset_slow_others_down_a_little(site: Site)
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
                     sock.close()
                 else:
-                    left.append(sock)
+                    leave(sock, left)
             started = time.perf_counter()
             live.sendall(protocol.encode_request(API_VERSIONS, 0, 7, "tls", {}))
             read_frame(live)
             taken.append(time.perf_counter() - started)
-        return sorted(taken)[989]
+        return sorted(taken)[1979]
 
     with site.connect() as live:
         pings(live, attack=0)

@@ -129,6 +129,21 @@ RULES = (
         (r"RULE:^CN=.*$/node/", DUKE, "node"),
         (r"RULE:.*/x/", DUKE, "xx"),
         (r"RULE:^CN=(\w+)\/.*$/$1/", "CN=ada/x", "ada"),
+        (
+            r"RULE:^cn=(.*?),ou=(.*?),dc=(.*?),dc=(.*?)$/$1@$2/U",
+            "cn=duke,ou=sme,dc=mycp,dc=com",
+            "DUKE@SME",
+        ),
+        # Letters and commas of a class are neither ends of rules nor their names.
+        (r"RULE:^CN=([^,ADEFLTU,]+)(,.*|$)/$1/", "CN=duke,O=x", "duke"),
+        (r"RULE:^CN=([^,DEFAULT,]+)(,.*|$)/$1/", "CN=duke,O=x", "duke"),
+        (
+            r"RULE:^CN=((\\, *|\w)+)(,.*|$)/$1/,DEFAULT",
+            r"CN=Tkac\, Adam,OU=ITZ,DC=geodis,DC=cz",
+            r"Tkac\, Adam",
+        ),
+        (r"  RULE:([A-Z]*)/$1/L   ,RULE:([a-z]+)/$1/,   DEFAULT  ", "ABC", "abc"),
+        (r"  RULE:([A-Z]*)/$1/L   ,RULE:([a-z]+)/$1/,   DEFAULT  ", "A1", "A1"),
     ],
 )
 def test_rules_name_the_principal(rules: str, name: str, principal: str) -> None:
@@ -163,6 +178,10 @@ def test_whom_no_rule_names(rules: str, name: str) -> None:
         "RULE:/",
         "RULE:a/",
         "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/LU",
+        "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/L/U",
+        "RULE:^CN=(.*?),OU=ServiceUsers.*$/L",
+        "RULE:CN=(.*?),OU=ServiceUsers.*/$1",
+        "rule:^CN=(.*?),OU=ServiceUsers.*$/$1/",
         "RULE:a/b/, c",
         "RULE:[/x/",
         r"RULE:\Qa\E/x/",

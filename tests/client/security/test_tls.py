@@ -184,6 +184,49 @@ def test_a_common_name_is_no_name_of_a_host(authority: Authority, stores: dict[s
         handshake(server_context(keys), client_context(config(stores, "", "ca")), "node-7")
 
 
+@pytest.mark.parametrize(
+    ("named", "reached", "believed"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("::1", "::1", True),
+        ("localhost", "127.0.0.1", False),
+        ("127.0.0.1", "localhost", False),
+        ("127.0.0.1", "127.0.0.2", False),
+        ("*.example.org", "a.example.org", True),
+        ("*.example.org", "a.b.example.org", False),
+        ("*.example.org", "example.org", False),
+    ],
+)
+def test_a_host_is_named_as_it_is_reached(
+    authority: Authority, stores: dict[str, str], named: str, reached: str, believed: bool
+) -> None:
+    """An address is an address in the certificate; nobody is asked which names it has."""
+    keys = tls_config({"ssl.keystore.location": authority.issue("host", named)})
+    sides = server_context(keys), client_context(config(stores, "", "ca")), reached
+    if believed:
+        handshake(*sides)
+        return
+    with pytest.raises(ssl.SSLError, match=r"(Hostname|IP address) mismatch"):
+        handshake(*sides)
+
+
+def test_whom_a_client_says_it_is_concerns_nobody_who_does_not_ask(
+    authority: Authority, stores: dict[str, str]
+) -> None:
+    """Nor is a client's host looked for in its certificate."""
+    server = config(stores, "server", "ca")
+    stranger = client_context(config(stores, "stranger", "ca"))
+    assert handshake(server_context(server, "none"), stranger).getpeercert() is None
+    elsewhere = tls_config(
+        {
+            "ssl.keystore.location": authority.issue("ada-elsewhere", "elsewhere.example.org"),
+            "ssl.truststore.location": stores["ca"],
+        }
+    )
+    side = handshake(server_context(server, "required"), client_context(elsewhere))
+    assert side.getpeercert(binary_form=True)
+
+
 def test_a_host_need_not_be_named_where_that_is_said(stores: dict[str, str]) -> None:
     lax = config(stores, "", "ca", ssl_endpoint_identification_algorithm="")
     handshake(server_context(config(stores, "server")), client_context(lax), "node-1")

@@ -69,6 +69,7 @@ def deleted_by(acls, filters) -> acl_changes.AclDeletions:
         ({"name": ""}, "resource is empty"),
         ({"resource_type": AclResourceType.CLUSTER}, "kafka-cluster, not foo"),
         ({"principal": "ada"}, "principal 'ada' has no type"),
+        ({"principal": ""}, "principal '' has no type"),
     ],
 )
 def test_what_cannot_be_created(changes, message) -> None:
@@ -137,6 +138,17 @@ def test_filters(wanted, expected) -> None:
     assert tuple(sorted(each for group in described.values() for each in group)) == expected
     for key, group in described.items():
         assert {(each.resource_type, each.name, each.pattern) for each in group} == {key}
+
+
+@pytest.mark.parametrize(
+    ("field", "everybody", "one"), [("principal", "User:*", "User:ada"), ("host", "*", "10.0.0.1")]
+)
+def test_a_filter_takes_names_by_their_letters(field, everybody, one) -> None:
+    """AuthorizerTest's testGetAclsPrincipal: who asks about one is not told of what is for all."""
+    for_all, for_one = (replace(FOO, **{field: text}) for text in (everybody, one))
+    for wanted, found in ((everybody, for_all), (one, for_one)):
+        described = finished(describe_acls((for_all, for_one), AclFilter(**{field: wanted})))
+        assert [each for group in described.values() for each in group] == [found]
 
 
 @pytest.mark.parametrize("wanted", [AclFilter(**asdict(FOO)), AclFilter(principal="User:ada")])

@@ -91,6 +91,15 @@ def test_secured_is_where_somebody_logs_in_or_something_decides(settings, secure
     assert is_secured(load(**settings)) is secured
 
 
+def test_blanks_around_values_are_none_of_theirs() -> None:
+    """AuthorizerTest's testAclConfigWithWhitespace: a file of properties keeps them at the end."""
+    given = {**ADMIN, "allow.everyone.if.no.acl.found": "true"}
+    config = load(**{name: f" {text} " for name, text in given.items()})
+    assert config.authorizer_class_name == STANDARD_AUTHORIZER
+    assert config.allow_everyone_if_no_acl_found is True
+    assert parse_super_users(config.super_users) == {"User:admin"}
+
+
 def test_super_users_are_apart_by_semicolons_as_names_of_certificates_have_commas() -> None:
     parsed = parse_super_users("User:admin; User:CN=a,OU=b ;;User:a:b")
     assert parsed == {"User:admin", "User:CN=a,OU=b", "User:a:b"}

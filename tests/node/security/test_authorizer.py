@@ -187,6 +187,26 @@ def test_decisions(bindings, asked, expected) -> None:
     )
 
 
+IMPLIES = {
+    **dict.fromkeys((OP.READ, OP.WRITE, OP.DELETE, OP.ALTER), (OP.DESCRIBE,)),
+    OP.ALTER_CONFIGS: (OP.DESCRIBE_CONFIGS,),
+    OP.ALL: tuple(OP),
+}
+
+
+@pytest.mark.parametrize("given", list(OP)[2:])
+def test_what_an_operation_implies(given) -> None:
+    """AuthorizerTest's testAclInheritance: each operation by each, allowed and denied."""
+    allows = authorizer([f"ALLOW User:bob {given.name} CLUSTER kafka-cluster"])
+    denies = authorizer(
+        ["ALLOW User:bob ALL CLUSTER kafka-cluster", f"DENY User:* {given.name} CLUSTER *"]
+    )
+    for asked in list(OP)[3:]:
+        question = session(), asked, CLUSTER, "kafka-cluster"
+        assert allows.allows(*question) is (asked is given or asked in IMPLIES.get(given, ()))
+        assert denies.allows(*question) is (asked is not given and given is not OP.ALL)
+
+
 @pytest.mark.parametrize("name", ["superman", "Superman", "superman2", "super", ""])
 def test_super_users_are_named_letter_by_letter(name) -> None:
     decides, is_one = authorizer(["DENY User:* ALL TOPIC foo"]), name == "superman"

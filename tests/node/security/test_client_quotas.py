@@ -55,6 +55,28 @@ def test_the_delay_brings_the_rate_back_into_the_bound() -> None:
     assert producer.record(1000, 60_000) == MAX_DELAY_MS
 
 
+def test_a_spike_is_paid_for_as_in_kafka() -> None:
+    """ClientQuotaManagerTest's testQuotaViolation, and its numbers."""
+    producer = view(quotas_of(client_={"producer_byte_rate": 500}), "ANONYMOUS", "unknown").producer
+    assert producer is not None
+    assert [producer.record(400, second * 1000) for second in range(10)] == [0] * 10
+    assert producer.record(2300, 10_500) == 2100, "(6300 / 10.5 - 500) / 500 * 10.5 s"
+    for second in range(13, 23):
+        producer.record(400, second * 1000 - 400)
+    assert producer.record(0, 22_600) == 0, "the spike has left the window"
+
+
+@pytest.mark.parametrize("client", ["client@#$%", "<default>", "a:b/c", "\u00e4\u2028", " "])
+def test_client_ids_are_names_of_any_kind(client: str) -> None:
+    """ClientQuotaManagerTest's testClientIdNotSanitized; none stands for all."""
+    quotas = ClientQuotas()
+    quotas.replace({entity({CLIENT_ID: client}): {"producer_byte_rate": 100}})
+    own = view(quotas, client=client).producer
+    assert own is not None and own.bound == 100
+    assert view(quotas, client="app").producer is None
+    assert view(quotas, client=f"{client}x").producer is None
+
+
 def test_who_was_not_asked_who_he_is_is_a_user_as_any_other() -> None:
     quotas = quotas_of(ANONYMOUS={"producer_byte_rate": 100}, _={"producer_byte_rate": 200})
     producers = [view(quotas, user).producer for user in ("ANONYMOUS", "ada")]

@@ -51,7 +51,8 @@ class LongLivedObjects:
         self._frozen = replicas + removed
         """How many had been opened when it was frozen last."""
         self._unfrozen = self._freed = removed
-        """How many had been removed when it was unfrozen last, and at the last full collection."""
+        """How many had been removed when it was unfrozen last, and how many of these are surely
+        freed: those of before a full collection that looked at them."""
         self._full = _full_collections()
 
     def adjust(self, replicas: int, removed: int) -> None:
@@ -62,6 +63,8 @@ class LongLivedObjects:
         if removed - self._unfrozen >= MANY_REPLICAS:
             gc.unfreeze()
             self._unfrozen, self._frozen = removed, opened - MANY_REPLICAS
+            # A full collection before did not look at what was frozen.
+            self._freed = removed - MANY_REPLICAS
         elif opened - self._frozen >= MANY_REPLICAS and removed - self._freed < MANY_REPLICAS / 10:
             gc.collect(1)
             gc.freeze()

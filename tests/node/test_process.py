@@ -141,6 +141,20 @@ def test_objects_of_many_new_replicas_are_frozen_and_those_of_many_removed_ones_
     assert look(7 * many, many) == []
 
 
+def test_garbage_that_a_full_collection_could_not_see_is_not_frozen_again(monkeypatch):
+    """It ran when the replicas were removed already, and frozen still."""
+    collector, many = Collector(), process.MANY_REPLICAS
+    monkeypatch.setattr(process, "gc", collector)
+    objects = process.LongLivedObjects(5 * many, 0)
+    collector.full += 1
+    objects.adjust(4 * many, many)
+    objects.adjust(5 * many, many)
+    assert collector.asked == ["freeze", "unfreeze"]
+    collector.full += 1
+    objects.adjust(5 * many, many)
+    assert collector.asked == ["freeze", "unfreeze", "collect", "freeze"]
+
+
 def test_a_node_looks_at_its_replicas_while_no_log_is_made(lone, monkeypatch):
     collector, seen = Collector(), []
     monkeypatch.setattr(process, "gc", collector)

@@ -106,6 +106,12 @@ class SlicedTask(asyncio.Future[T]):
         except Exception as error:  # noqa: BLE001 - whoever awaits the result handles it
             self.set_exception(error)
 
+    def failure(self) -> BaseException | None:
+        """Why it is done without a result; None: it has one. It may be cancelled by itself: by a
+        future whose result it took.
+        """
+        return asyncio.CancelledError() if self.cancelled() else self.exception()
+
     def cancel(self, msg: Any | None = None) -> bool:
         """End the work: at its next turn, or at once if it waits for memory."""
         cancelled = super().cancel(msg)

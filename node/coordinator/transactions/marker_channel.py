@@ -158,7 +158,7 @@ class MarkerChannel:
         marks = [(entry.marker, sorted(entry.partitions)) for entry in effect.entries]
 
         def finish(done: SlicedTask[Deferred[Marked]]) -> None:
-            error = done.exception()
+            error = done.failure()
             if error is None:
                 self._wait_for(effect.node, done.result())
             else:

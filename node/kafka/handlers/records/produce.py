@@ -151,7 +151,7 @@ class ProduceHandler:
                 self._check_in_thread(connection, produced, request, frame, outcomes, unfinished)
 
         def done(finished: SlicedTask[int | Verification | None]) -> None:
-            error = finished.exception()
+            error = finished.failure()
             if error is None:
                 finish(finished.result())
             else:
@@ -291,7 +291,7 @@ class ProduceHandler:
             self._runtime.loop.call_soon(append)
 
         def appended(finished: SlicedTask[None]) -> None:
-            error = finished.exception()
+            error = finished.failure()
             if error is None:
                 _finish(connection, produced, failed)
             else:

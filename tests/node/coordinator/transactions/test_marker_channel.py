@@ -20,7 +20,9 @@ from kept.node.coordinator.transactions.marker_channel import MarkerChannel
 from kept.node.coordinator.transactions.marker_writer import Marked
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.runtime.deferred import Deferred
+from kept.node.runtime.logging import bugs
 from kept.node.runtime.runtime import Runtime
+from kept.node.runtime.time_slices import IN_PLACE_STEPS
 from kept.steps import Steps
 from kept.storage.disk import Disk
 from kept.storage.errors import NetworkException
@@ -152,6 +154,31 @@ async def test_markers_of_this_nodes_partitions_are_no_request(count: int) -> No
         assert leaders.staged[0][0] == [(MARKER, partitions[1:])]
     await leaders.channel.close()
     assert not leaders.asked
+
+
+@run
+async def test_markers_whose_writing_was_cancelled_are_written_again(monkeypatch) -> None:
+    """As where it takes the result of a future that was: or the node would get no marker more."""
+    leaders = Leaders()
+    partitions = [TopicPartition("own", n) for n in range(100)]
+    leaders.leaders |= dict.fromkeys(partitions, 0)
+    tries: list[Any] = []
+    reported: list[BaseException] = []
+
+    def write(marks: Any) -> Steps[Deferred[Marked]]:
+        tries.append(marks)
+        if len(tries) > 1:
+            return (yield from leaders.write_here(marks))
+        yield from (None for _ in range(IN_PLACE_STEPS))
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(leaders.channel, "_writer", Given(write=write))
+    monkeypatch.setattr(bugs, "report", lambda _what, error, **_: reported.append(error))
+    leaders.write(*partitions)
+    await until(lambda: leaders.staged)
+    assert len(tries) == 2 and tries[0] == tries[1]
+    assert [type(error) for error in reported] == [asyncio.CancelledError]
+    await leaders.channel.close()
 
 
 @run

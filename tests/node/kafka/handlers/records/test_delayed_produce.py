@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kept.client.protocol import messages as protocol
-from kept.node.kafka.handlers.records import produce_errors
+from kept.node.kafka.handlers.records import produce, produce_errors
 from kept.node.kafka.handlers.records.delayed_produce import DelayedProduce, DelayedProduceRun
 from kept.node.kafka.handlers.records.produce import ProduceHandler
 from kept.node.kafka.response_slot import (
@@ -17,7 +17,8 @@ from kept.node.kafka.response_slot import (
     ResponseSlot,
 )
 from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
-from kept.node.runtime.time_slices import TimeSlices
+from kept.node.runtime.time_slices import IN_PLACE_STEPS, TimeSlices
+from kept.steps import Steps
 from kept.storage.errors import (
     InvalidProducerEpoch,
     InvalidTxnState,
@@ -136,6 +137,38 @@ def test_a_check_that_fails_as_it_must_not_ends_the_connection(asker, capfd):
     asker.context.runtime.loop.run_forever()
     assert asker.happened == ["blocked", "aborted", "unblocked"]
     assert asker.context.inflating.used_bytes == 0
+
+
+@pytest.mark.parametrize("part", ["_check_and_append", "_append_all"])
+def test_work_that_was_cancelled_below_it_ends_the_connection(asker, monkeypatch, capfd, part):
+    """Its client would wait for ever, and so would all of its later requests."""
+    request = Given(topics=[], acks=1, timeout_ms=0)
+    monkeypatch.setattr(produce, "check_entries", lambda *_: None)
+    monkeypatch.setattr(produce, "parse_produce", lambda *_: request)
+    asker.listener.max_decoded_bytes = 1 << 20
+    lease: Any = Given(until=float("inf"))
+    nothing: Any = None
+    handler = ProduceHandler(
+        nothing, lease, nothing, asker.context, asker.context, transactional=nothing
+    )
+
+    def cancelled(*_: Any) -> Steps[None]:
+        yield from (None for _ in range(IN_PLACE_STEPS))
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(handler, part, cancelled)
+    if part == "_check_and_append":
+        handler.handle(asker, 9, 1, memoryview(b""), 0)
+    else:
+        answer = DelayedProduce(asker.context, asker, 9, 1, acks=1, timeout_ms=10_000)
+        asker.block()
+        handler._append_verified(asker, answer, request, [], None)  # type: ignore[arg-type]
+    loop = asker.context.runtime.loop
+    for _ in range(5):
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    assert asker.happened == ["blocked", "aborted", "unblocked"]
+    assert "CancelledError" in capfd.readouterr().err
 
 
 class Committing:

@@ -10,6 +10,14 @@ and one that is current before a state partition is loaded, since a partition th
 counts as deleted; answer each :class:`SendMarkers` by :class:`MarkersAnswered` or
 :class:`MarkersFailed`, each :class:`ConfirmLeadership` by :class:`LeadershipConfirmed`.
 
+Who coordinates is proven for two things only: what got no answer (the shell waits for the proof
+before it steps :class:`MarkersFailed`, but not after a bug of ours), and what was refused by who
+may know a later coordinator. A marker that is sent for the first time, or again after any other
+error, or once its partition has a leader, carries no proof, also where the leader is another one by
+then. A coordinator that was replaced and does not know it yet may send these. A leader refuses them
+by what it knows of the producer and of the connection, and takes them where it has forgotten the
+producer and the connection is newer than its leadership (rule 50).
+
 An answer is of the marker that was sent, coordinator epoch and all: one that is no longer wanted
 changes nothing (KAFKA-16352). Where we differ: at INVALID_PRODUCER_EPOCH Kafka stops sending, and
 the transaction hangs until a failover; we go on, if we still lead.

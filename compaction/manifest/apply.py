@@ -58,7 +58,8 @@ class CompactionState:
 
     ``clean_to`` and ``end_offset`` are of the applied manifest (0 without one); ``horizons`` has
     the smallest delete horizon by segment, ``tombstones`` how many wait for theirs. ``unfinished``
-    is to be given to ``Log.open``.
+    is to be given to ``Log.open``. ``retired``: bytes by base offset of segments that a start found
+    on their way out, by retention or as inputs of a swap.
     """
 
     applied: Generation | None = None
@@ -68,6 +69,7 @@ class CompactionState:
     last_ms: int = -1
     unfinished: SwapPlan | None = None
     tombstones: dict[int, int] = field(default_factory=dict)
+    retired: dict[int, int] = field(default_factory=dict)
 
     def tombstones_from(self, base_offset: int) -> int:
         """How many tombstones wait in the segments from one on."""
@@ -255,7 +257,15 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
     except FileNotFoundError:
         return CompactionState()
     applied = read_mark(directory, disk)
-    states = {p.state for name in names if (p := layout.parse_segment_file(name))}
+    parsed = [p for name in names if (p := layout.parse_segment_file(name))]
+    states = {p.state for p in parsed}
+    retired = {
+        p.base_offset: disk.stat(
+            layout.segment_file(directory, p.base_offset, layout.LOG, layout.DELETED)
+        ).size_bytes
+        for p in parsed
+        if (p.kind, p.state) == (layout.LOG, layout.DELETED)
+    }
     pending = [generation for generation in manifests(directory, disk) if generation != applied]
     newest = _newest(pending, applied)
     if newest is not None and layout.CLEANED in states:
@@ -266,7 +276,8 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
     if newest is not None:
         path = layout.manifest_file(directory, *newest)
         decoded, plan = manifest.decode(path, disk.read(path))
-        return state_of(decoded, plan if layout.SWAP in states else None)
+        unfinished = plan if layout.SWAP in states else None
+        return replace(state_of(decoded, unfinished), retired=retired)
     if applied is None:
         return CompactionState()
     path = layout.manifest_file(directory, *applied)
@@ -274,7 +285,7 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
         decoded, _ = manifest.decode(path, disk.read(path))
     except FileNotFoundError as error:
         raise DamagedData(path, -1, -1, f"it is missing, and {MARK} names it") from error
-    return state_of(decoded)
+    return replace(state_of(decoded), retired=retired)
 
 
 def complete_swap(directory: str, disk: Disk, state: CompactionState) -> CompactionState:
@@ -283,7 +294,7 @@ def complete_swap(directory: str, disk: Disk, state: CompactionState) -> Compact
         if read_mark(directory, disk) != state.applied:
             write_mark(directory, disk, state.applied)
         _remove_older(directory, disk, state.applied)
-    return replace(state, unfinished=None)
+    return replace(state, unfinished=None, retired={})
 
 
 def _newest(pending: list[Generation], applied: Generation | None) -> Generation | None:

@@ -134,7 +134,5 @@ class LogOpener:
             producer_id_expiration_ms=self._config.current.producer_id_expiration_ms,
         )
         if state is not None:
-            state, known = recover.after(
-                path, disk, state, alone, opened.log_end_offset, segments=opened.segments
-            )
+            state, known = recover.after(path, disk, state, alone, opened)
         return opened, state, known

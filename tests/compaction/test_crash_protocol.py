@@ -97,9 +97,7 @@ def start(w, disk):
         compacted_to=None if state is None or state.applied is None else state.end_offset,
     )
     if state is not None:
-        state, known = recover.after(
-            w.path, disk, state, False, w.log.log_end_offset, segments=w.log.segments
-        )
+        state, known = recover.after(w.path, disk, state, False, w.log)
     w.state = state or applying.CompactionState()
     return known
 

@@ -115,7 +115,7 @@ def opened(w, disk):
     state, known = recover.before("/t-0", disk, False)
     if state is None:
         return state, known
-    return recover.after("/t-0", disk, state, False, w.log.log_end_offset, segments=w.log.segments)
+    return recover.after("/t-0", disk, state, False, w.log)
 
 
 def reopened(world, w, disk):

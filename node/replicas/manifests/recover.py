@@ -7,7 +7,6 @@ what it holds. Blocks: for the threads that open logs. A log without a manifest 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kept.node.replicas.manifests.status import ManifestStatus, ref_of
@@ -19,7 +18,7 @@ from kept.storage.errors import DamagedData
 if TYPE_CHECKING:
     from kept.compaction.manifest.apply import CompactionState
     from kept.compaction.manifest.manifest import Manifest
-    from kept.storage.segments.segment import Segment
+    from kept.storage.log.log import Log
 
 
 def before(path: str, disk: Disk, alone: bool) -> tuple[CompactionState | None, ManifestStatus]:
@@ -46,19 +45,18 @@ def after(
     disk: Disk,
     state: CompactionState,
     alone: bool,
-    log_end_offset: int,
-    *,
-    segments: Sequence[Segment],
+    opened: Log,
 ) -> tuple[CompactionState | None, ManifestStatus]:
     """The log was opened, and a swap completed: make the mark say so, and read what is held.
 
     A log that ends below what is held lost its tail in a power cut, or was not fetched so far.
     Whatever comes there next may not be what was compacted: the manifest counts no more (C15).
-    Nor does it where one of the ``segments`` is shorter than it was left: it was cut since. With
-    the manifest that its leader sends the replica finds which records are to be fetched again.
+    Nor does it where a segment is shorter than it was left: it was cut since. With the manifest
+    that its leader sends the replica finds which records are to be fetched again.
     """
     from kept.compaction.manifest import apply, manifest_store
 
+    log_end_offset, retired = opened.log_end_offset, state.retired
     state = apply.complete_swap(path, disk, state)
     try:
         if state.applied is None:
@@ -66,7 +64,8 @@ def after(
         else:
             manifest_store.applied(path, disk, state.applied)
             body = manifest_store.body(path, disk, state.applied)
-            _check_sizes(path, body, segments, log_end_offset)
+            _complete_retention(body, opened, retired)
+            _check_sizes(path, body, opened)
             applied = ref_of(body)
         newest = manifest_store.load(path, disk)
         complete = manifest_store.is_complete(path, disk)
@@ -97,19 +96,32 @@ def after(
     return (None if applied is None else state), status
 
 
-def _check_sizes(
-    path: str, body: Manifest, segments: Sequence[Segment], log_end_offset: int
-) -> None:
+def _complete_retention(body: Manifest, opened: Log, retired: dict[int, int]) -> None:
+    """Retention renames the oldest segments, and nothing syncs their names at once: after a power
+    cut those below one that it took may be back. The log starts above it again, or the gap would be
+    taken for a loss, now or by a later start. What it took is what compaction left there; an input
+    of a swap is of another size, and its output missing is a loss.
+    """
+    bases = {segment.base_offset for segment in opened.segments}
+    for output in body.segments:
+        size = retired.get(output.base_offset)
+        was_taken = size == output.size_bytes and output.base_offset not in bases
+        if was_taken and output.end_offset <= opened.log_end_offset:
+            opened.advance_log_start(output.end_offset)
+
+
+def _check_sizes(path: str, body: Manifest, opened: Log) -> None:
     """Raises DamagedData for a segment that has less than the applied manifest recorded: a file
     that was cut between two batches, or removed, shows it in no other way where compaction may have
-    left gaps. Retention takes the oldest segments only, and what a cut of the log took is above its
-    end, which is looked at for itself.
+    left gaps. Retention takes the oldest segments only, nobody misses what lies below the log
+    start, and what a cut of the log took is above its end, which is looked at for itself.
     """
-    sizes = {segment.base_offset: segment.size_bytes for segment in segments}
+    sizes = {segment.base_offset: segment.size_bytes for segment in opened.segments}
     first = min(sizes, default=body.end_offset)
+    start, end = opened.log_start_offset, opened.log_end_offset
     for output in body.segments:
         size = sizes.get(output.base_offset, 0)
-        is_in_log = first <= output.base_offset and output.end_offset <= log_end_offset
+        is_in_log = first <= output.base_offset and start < output.end_offset <= end
         if is_in_log and size < output.size_bytes:
             why = (
                 f"it has {size} bytes, and compaction left {output.size_bytes} in generation "

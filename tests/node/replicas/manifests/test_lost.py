@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from kept.replication.manifests_events import ManifestRef, ManifestStored, PassC
 from kept.storage.errors import DamagedData
 from kept.storage.records import build_batch, check
 from kept.storage.types import Generation, TopicPartition
+from tests.support.given import Given
 
 TP = TopicPartition("t", 0)
 WAIT_S = 60
@@ -133,9 +135,8 @@ def test_until_the_base_is_in_place_a_start_knows_that_something_was_lost(damage
     assert hosted.manifests.retry()
     until(lone, lambda: core.has_offered)
     state, known = recover.before(path, disk, False)
-    state, known = recover.after(
-        path, disk, state, False, 2, segments=hosted.partition.log.segments
-    )
+    assert hosted.partition.log.log_end_offset == 2
+    state, known = recover.after(path, disk, state, False, hosted.partition.log)
     assert known.held == known.applied == core.held and not known.lost
 
 
@@ -156,6 +157,12 @@ def test_an_unclean_leader_of_what_was_compacted_once_makes_a_base(lone_node, be
     assert (core.held and core.held.generation) == ((epoch, 0) if before == "compact" else None)
 
 
+def opened_to(end: int, hosted: Any) -> Any:
+    """A log of a replica's segments that ends there."""
+    segments = hosted.partition.log.segments
+    return Given(segments=segments, log_start_offset=0, log_end_offset=end)
+
+
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_log_that_ends_below_its_manifest_relies_on_none(damaged, alone):
     """A power cut took its tail: what comes there next is not what was compacted."""
@@ -167,19 +174,13 @@ def test_a_log_that_ends_below_its_manifest_relies_on_none(damaged, alone):
         hosted.partition.log.directory,
     )
     until(lone, lambda: core.has_offered)
-    end, segments = core.held.end_offset, hosted.partition.log.segments
+    opened, end = opened_to(core.held.end_offset, hosted), core.held.end_offset
     state, _ = recover.before(path, disk, alone)
-    assert (
-        recover.after(path, disk, state, alone, end, segments=segments)[1].applied == core.applied
-    )
-    state, known = recover.after(path, disk, state, alone, end - 1, segments=segments)
+    assert recover.after(path, disk, state, alone, opened)[1].applied == core.applied
+    state, known = recover.after(path, disk, state, alone, opened_to(end - 1, hosted))
     assert state is None and known == ManifestStatus(lost=not alone)
     state, found = recover.before(path, disk, alone)
-    assert (
-        found
-        if state is None
-        else recover.after(path, disk, state, alone, end, segments=segments)[1]
-    ) == known
+    assert (found if state is None else recover.after(path, disk, state, alone, opened)[1]) == known
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -195,7 +196,7 @@ def test_what_was_given_up_is_no_damage_at_the_next_start(damaged, monkeypatch, 
         hosted.partition.log.directory,
     )
     until(lone, lambda: core.has_offered)
-    end, segments = core.held.end_offset, hosted.partition.log.segments
+    opened = opened_to(core.held.end_offset, hosted)
     said = []
     for level in ("info", "warning", "error"):
         monkeypatch.setattr(
@@ -207,7 +208,7 @@ def test_what_was_given_up_is_no_damage_at_the_next_start(damaged, monkeypatch, 
         state, found = recover.before(path, disk, alone)
         if state is None:
             return found
-        return recover.after(path, disk, state, alone, end, segments=segments)[1]
+        return recover.after(path, disk, state, alone, opened)[1]
 
     manifest_store.lose(path, disk)
     for _ in range(2):

@@ -27,6 +27,14 @@ def body(ref: ManifestRef, *segments: OutputSegment) -> Any:
     return Given(generation=ref.generation, end_offset=ref.end_offset, segments=segments)
 
 
+def opened(end: int, sizes: dict[int, int] | None = None, start: int = 0) -> Any:
+    """A log with segments of these sizes."""
+    segments = [Given(base_offset=base, size_bytes=size) for base, size in (sizes or {}).items()]
+    log = Given(segments=segments, log_start_offset=start, log_end_offset=end)
+    log.advance_log_start = lambda offset: setattr(log, "log_start_offset", offset)
+    return log
+
+
 @pytest.fixture
 def disk() -> SimulatedDisk:
     disk = SimulatedDisk()
@@ -71,12 +79,13 @@ def test_a_plan_that_cannot_be_read_is_needed_only_where_a_swap_was_under_way(
 def test_what_is_applied_or_held_counts_up_to_the_logs_end(disk, monkeypatch, found, log_end, lost):
     applied, held = found
     marked: list[Generation] = []
-    state: Any = Given(applied=None if applied is None else applied.generation)
+    generation = None if applied is None else applied.generation
+    state: Any = Given(applied=generation, retired={})
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
     monkeypatch.setattr(manifest_store, "applied", lambda *given: marked.append(given[2]))
     monkeypatch.setattr(manifest_store, "body", lambda *_: body(applied))
     monkeypatch.setattr(manifest_store, "load", lambda *_: held)
-    left, status = recover.after(PATH, disk, state, False, log_end, segments=[])
+    left, status = recover.after(PATH, disk, state, False, opened(log_end))
     assert status == (ManifestStatus(lost=True) if lost else ManifestStatus(held, applied))
     assert left is (None if lost or applied is None else state)
     assert marked == ([] if applied is None else [applied.generation])
@@ -88,13 +97,13 @@ def test_what_is_applied_or_held_counts_up_to_the_logs_end(disk, monkeypatch, fo
 def test_whether_the_log_is_complete_is_known_of_what_is_held_and_not_applied(
     disk, monkeypatch, applied, log_end, complete
 ):
-    state: Any = Given(applied=applied.generation)
+    state: Any = Given(applied=applied.generation, retired={})
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
     monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
     monkeypatch.setattr(manifest_store, "body", lambda *_: body(applied))
     monkeypatch.setattr(manifest_store, "load", lambda *_: NEW)
     monkeypatch.setattr(manifest_store, "is_complete", lambda *_: True)
-    _, status = recover.after(PATH, disk, state, False, log_end, segments=[])
+    _, status = recover.after(PATH, disk, state, False, opened(log_end))
     assert status.complete is complete
 
 
@@ -117,13 +126,12 @@ def test_a_segment_that_was_cut_since_it_was_compacted_is_noticed(
         OutputSegment(0, 40, BitMap([1]), size_bytes=500),
         OutputSegment(40, 100, BitMap([1]), size_bytes=300),
     ]
-    state: Any = Given(applied=OLD.generation)
+    state: Any = Given(applied=OLD.generation, retired={})
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
     monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
     monkeypatch.setattr(manifest_store, "body", lambda *_: body(OLD, *outputs))
     monkeypatch.setattr(manifest_store, "load", lambda *_: OLD)
-    segments: Any = [Given(base_offset=base, size_bytes=size) for base, size in sizes.items()]
-    left, status = recover.after(PATH, disk, state, False, 100, segments=segments)
+    left, status = recover.after(PATH, disk, state, False, opened(100, sizes))
     said = capsys.readouterr().err
     if wrong is None:
         assert left is state and status == ManifestStatus(OLD, OLD) and not said
@@ -140,14 +148,54 @@ def test_a_cut_of_the_log_is_no_damage_of_what_was_compacted(disk, monkeypatch, 
         OutputSegment(0, 40, BitMap([1]), size_bytes=500),
         OutputSegment(40, 100, BitMap([1]), size_bytes=300),
     ]
-    state: Any = Given(applied=OLD.generation)
+    state: Any = Given(applied=OLD.generation, retired={})
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
     monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
     monkeypatch.setattr(manifest_store, "body", lambda *_: body(OLD, *outputs))
     monkeypatch.setattr(manifest_store, "load", lambda *_: OLD)
     sizes = {0: 500, 40: 100} if log_end > 40 else {0: 500}
-    segments: Any = [Given(base_offset=base, size_bytes=size) for base, size in sizes.items()]
-    left, status = recover.after(PATH, disk, state, False, log_end, segments=segments)
+    left, status = recover.after(PATH, disk, state, False, opened(log_end, sizes))
     said = capsys.readouterr().err
     assert left is None and status == ManifestStatus(lost=True)
     assert "log ends below its manifest" in said and "level=error" not in said
+
+
+@pytest.mark.parametrize(
+    ("retired", "start", "lost"),
+    [
+        ({10: 300, 20: 300}, 0, None),
+        ({10: 300}, 0, 20),
+        ({20: 300}, 0, None),  # retention takes the oldest: 10 went before it
+        ({}, 30, None),
+        ({}, 25, 20),
+        ({}, 0, 10),
+        ({0: 300, 30: 300}, 0, 10),  # names that are there, too
+        ({10: 301, 20: 299}, 0, 10),  # inputs of a swap
+    ],
+)
+def test_retention_that_a_power_cut_half_undid_is_no_loss(
+    disk, monkeypatch, capsys, *, retired, start, lost
+):
+    """It renames 0, 10 and 20, and the first name is back: nobody synced them. The log starts above
+    what went, or the next start, which finds no retired files, would take it for a loss.
+    """
+    outputs = [
+        OutputSegment(base, end, BitMap([1]), size_bytes=300)
+        for base, end in ((0, 10), (10, 20), (20, 30), (30, 100))
+    ]
+    monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
+    monkeypatch.setattr(manifest_store, "body", lambda *_: body(OLD, *outputs))
+    monkeypatch.setattr(manifest_store, "load", lambda *_: OLD)
+    monkeypatch.setattr(apply, "complete_swap", lambda *_: given)
+    given: Any = Given(applied=OLD.generation, retired=retired)
+    log = opened(100, {0: 300, 30: 300, 40: 0}, start)
+    left, status = recover.after(PATH, disk, given, False, log)
+    said = capsys.readouterr().err
+    if lost is None:
+        assert left is given and status == ManifestStatus(OLD, OLD) and not said
+        assert log.log_start_offset == 30
+        given = Given(applied=OLD.generation, retired={})
+        assert recover.after(PATH, disk, given, False, log)[1] == ManifestStatus(OLD, OLD)
+    else:
+        assert left is None and status == ManifestStatus(lost=True)
+        assert f"{lost:020}.log: damaged at byte 0" in said

@@ -158,9 +158,15 @@ class FollowerReplica:
     def cut_to_fetch_again(self, offset: int) -> None:
         """As :meth:`truncate_to`, of records that the leader has: one here is damaged or was taken
         away. The epochs agree up to the log's end, so nothing is lost with what is cut: where a
-        damaged header hides the record, its whole segment goes.
+        damaged header hides the record, its whole segment goes. Nobody reads one below the log
+        start, but a manifest may list it: the log starts anew there, without what was below.
         """
         self._check_not_leading()
+        start = self.log.log_start_offset
+        if offset <= start:
+            logger.warning("%s: all from %d on is fetched again", self.log, start)
+            self._start_at(start)
+            return
         self._prepare(offset)
         try:
             self._cut(offset)

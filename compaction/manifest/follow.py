@@ -89,7 +89,8 @@ def job_for(log: Log, found: Manifest, previous: Manifest | None, now_ms: int) -
     """The job for a log, on its thread; rolls an active segment that begins below the end.
 
     Raises InvariantViolation when the log ends below the manifest (rule 15: fetch first), and
-    LogsDiffer where a damaged header hides the boundary of an output.
+    LogsDiffer where a damaged header hides the boundary of an output, or a damaged transaction
+    index what was aborted beyond the manifest's end.
     """
     if log.log_end_offset < found.end_offset:
         raise InvariantViolation(
@@ -98,24 +99,28 @@ def job_for(log: Log, found: Manifest, previous: Manifest | None, now_ms: int) -
         )
     if log.active_segment.base_offset < found.end_offset:
         log.roll(now_ms)
+    aborted: tuple[AbortedTxn, ...] = ()
     try:
         parts = tuple(pieces(log, found))
+        if parts and parts[-1].output is None:
+            split = log.segments[log.segments.floor(found.end_offset)]
+            aborted = tuple(e for e in split.aborted if e.last_offset >= found.end_offset)
     except DamagedData as error:
-        raise _hidden(log, found, error) from error
-    aborted: tuple[AbortedTxn, ...] = ()
-    if parts and parts[-1].output is None:
-        end = parts[-1].sources[-1].end_offset
-        entries = log.aborted_transactions(found.end_offset, end)
-        aborted = tuple(e for e in entries if found.end_offset <= e.last_offset < end)
+        segment = _damaged_segment(log, error)
+        if segment is None:
+            raise
+        # Nobody knows what follows a header that is none, or what of the rest was aborted.
+        offset = max(segment.base_offset, log.log_start_offset)
+        why = f"{error.why}, where generation {found.generation} has records"
+        raise LogsDiffer(error.path, error.position, offset, why) from error
     return FollowJob(log.directory, found, parts, log.config, previous, aborted)
 
 
-def _hidden(log: Log, found: Manifest, error: DamagedData) -> LogsDiffer:
-    """A header that is none: nobody knows what follows it in its segment."""
-    segment = next(s for s in log.segments if s.path(layout.LOG) == error.path)
-    offset = max(segment.base_offset, log.log_start_offset)
-    why = f"{error.why}, where generation {found.generation} has records"
-    return LogsDiffer(error.path, error.position, offset, why)
+def _damaged_segment(log: Log, error: DamagedData) -> Segment | None:
+    for segment in log.segments:
+        if error.path in {segment.path(layout.LOG), segment.path(layout.TXN_INDEX)}:
+            return segment
+    return None
 
 
 def pieces(log: Log, found: Manifest) -> Iterator[Piece]:

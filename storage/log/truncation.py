@@ -84,6 +84,8 @@ def _truncate_to(log: Log, offset: int) -> None:
     if offset > active.base_offset:
         batch = active.locate(offset)
         size_bytes = active.size_bytes if batch is None else batch[0]
+    if size_bytes:
+        _ = active.aborted  # the cut needs them: damage of their file is told here
     end_offset = active.end_below(size_bytes)
     log.before_cut(end_offset, min(log.recovery_point, end_offset))
     try:

@@ -293,7 +293,9 @@ class Segment:
 
     def cut(self, size_bytes: int) -> bool:
         """Cut the file where a batch begins (not durably): the segment is active then. Returns
-        whether aborted transactions went, which :meth:`save_aborted` is to forget.
+        whether aborted transactions went, which :meth:`save_aborted` is to forget. Where all of it
+        goes, nothing is read, and no damage matters; else DamagedData may be raised, also when the
+        file is cut already: :attr:`aborted` tells before.
 
         What follows from the batches is derived from the last entry of the offset index below the
         cut on; from all of them where there is none, or it does not lead to its batch (rule 23).
@@ -312,6 +314,9 @@ class Segment:
             self.reset_indexes()
             for batch in self.walk(0, size_bytes, SCAN_BYTES):
                 self.index_batch(batch)
+        if not size_bytes:
+            self.reset_aborted([])
+            return self._disk.exists(self.path(layout.TXN_INDEX))
         left = [entry for entry in self.aborted if entry.last_offset < self.next_offset]
         if len(left) == len(self.aborted):
             return False

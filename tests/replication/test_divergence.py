@@ -241,6 +241,58 @@ def test_where_a_damaged_header_hides_the_record_its_segment_is_fetched_again(
     b.partition.check_invariants()
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_where_a_transaction_index_is_damaged_its_segment_is_fetched_again(nodes, inside) -> None:
+    """No disk failed: a log directory is not to go offline for it."""
+    a, b, _ = nodes
+    r = (A, B)
+    a.lead(1, r)
+    b.follow(A, 1, r)
+    for _ in range(2):
+        tools.produce(a.partition, 2)
+        tools.produce(a.partition, 2)
+        b.fetch(a, rounds=2)
+        a.partition.log.roll(tools.NOW)
+        b.partition.log.roll(tools.NOW)
+    damaged = b.partition.log.segments[1]
+    b.disk.write_file(damaged.path(layout.TXN_INDEX), bytes(7))
+    damaged._aborted = None
+    b.effects.clear()
+    b.partition.follower.cut_to_fetch_again(damaged.base_offset + 2 * inside)
+    assert b.effects == [LogTruncated(0, 4)]
+    b.fetch(a, rounds=4)
+    assert b.batches() == a.batches()
+    assert b.partition.log.aborted_transactions(0, 8) == []
+    b.partition.check_invariants()
+
+
+@pytest.mark.parametrize("offset", [0, 2, 5, 6])
+def test_a_record_below_the_log_start_is_fetched_again_by_starting_anew_there(
+    nodes, offset
+) -> None:
+    """Nobody reads it, but its manifest has it: with it in the middle the segment would never come
+    to that digest, and a start below would say that records are there again.
+    """
+    a, b, _ = nodes
+    r = (A, B)
+    a.lead(1, r)
+    b.follow(A, 1, r)
+    for _ in range(4):
+        tools.produce(a.partition, 2)
+    b.fetch(a, rounds=3)
+    a.partition.delete_records(6)
+    b.fetch(a, rounds=2)
+    assert b.partition.log.segments.bases == [0] and b.partition.log.log_start_offset == 6
+    b.effects.clear()
+    b.partition.follower.cut_to_fetch_again(offset)
+    log = b.partition.log
+    assert b.effects == [LogTruncated(6, 6)]
+    assert (log.segments.bases, log.log_start_offset, log.log_end_offset) == ([6], 6, 6)
+    b.fetch(a, rounds=3)
+    assert b.batches() == [(6, 8, 1)]
+    b.partition.check_invariants()
+
+
 def test_a_replica_that_was_away_for_long_starts_where_the_leader_does(nodes) -> None:
     a, b, _ = nodes
     r = (A, B)

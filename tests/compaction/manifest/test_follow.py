@@ -16,7 +16,7 @@ from kept.compaction.cleaner import removal_log
 from kept.compaction.manifest import follow
 from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.storage import layout
-from kept.storage.errors import InvariantViolation
+from kept.storage.errors import DamagedData, InvariantViolation
 from kept.storage.types import Codec, Generation
 from tests.support.follower_pair import HOUR_MS, Pair, fill, write
 from tests.support.given import Given
@@ -247,6 +247,32 @@ def test_a_survivor_behind_a_damaged_header_is_named(pair, at) -> None:
     assert error.value.offset in (11, segment.base_offset)
 
 
+def test_a_survivor_that_is_missing_below_the_log_start_goes_with_what_is_below(pair) -> None:
+    """Nobody reads it, but the segment does not come to its digest with it; a cut at the log start
+    would leave it there.
+    """
+    both = pair()
+    fill(both, 30, 30)
+    both.fetch()
+    both.leader.clean()
+    log = both.follower.log
+    segment = log.segments[0]
+    position, size = segment.locate(11)[:2]
+    disk, path = both.follower.disk, segment.path(layout.LOG)
+    at = position + size - 5
+    disk.writev(disk.open_append(path), [bytes([disk.read(path)[at] ^ 1])], at)
+    log.advance_log_start(15)
+    for cut in (lambda: None, lambda: log.truncate_to(15)):
+        cut()
+        both.fetch()
+        with pytest.raises(follow.LogsDiffer) as error:
+            both.build()
+        assert error.value.offset == 11
+    log.truncate_fully_and_start_at(15)
+    both.fetch()
+    assert both.build().end_offset == 30
+
+
 def test_a_header_that_hides_where_an_output_begins_is_damage_of_its_segment(pair) -> None:
     both = pair()
     fill(both, 30, 30)
@@ -265,6 +291,57 @@ def test_a_header_that_hides_where_an_output_begins_is_damage_of_its_segment(pai
         with pytest.raises(follow.LogsDiffer) as error:
             follow.job_for(log, found.with_segments([*parts, *rest]), None, both.follower.now)
         assert error.value.offset == start and error.value.path == segment.path(layout.LOG)
+
+
+def test_damage_that_is_in_no_segment_is_told_as_it_is(pair, monkeypatch) -> None:
+    both = pair()
+    fill(both, 30, 30)
+    both.fetch()
+    both.leader.clean()
+
+    def damaged(*_: Any) -> None:
+        raise DamagedData("/elsewhere", 3, -1, "torn")
+
+    monkeypatch.setattr(follow, "pieces", damaged)
+    with pytest.raises(DamagedData, match="/elsewhere") as error:
+        follow.job_for(both.follower.log, both.generation(), None, both.follower.now)
+    assert type(error.value) is DamagedData
+
+
+def split_by_its_end(pair) -> Pair:
+    """The end of the manifest is in the middle of the follower's second segment."""
+    both = pair()
+    fill(both, 30, 30, rolls=(9,))
+    both.leader.clean()
+    both.leader.append((b"later", b"1"))
+    both.leader.append((b"later", b"2"))
+    both.fetch(roll_at=lambda base: base == 20)
+    both.follower.append((b"later", b"3"))
+    both.follower.roll()
+    both.follower.append((b"later", b"4"))
+    both.follower.roll()
+    assert [s.base_offset for s in both.follower.log.segments] == [0, 20, 33, 34]
+    assert both.generation().end_offset == 30
+    return both
+
+
+@pytest.mark.parametrize(("number", "told"), [(0, None), (1, 20), (2, None)])
+def test_a_damaged_transaction_index_is_damage_of_the_segment_that_is_split(
+    pair, number, told
+) -> None:
+    """What of its rest was aborted nobody knows then; those of others are not asked."""
+    both = split_by_its_end(pair)
+    log = both.follower.log
+    segment = log.segments[number]
+    path = segment.path(layout.TXN_INDEX)
+    both.follower.disk.write_file(path, bytes(7))
+    segment._aborted = None
+    if told is None:
+        both.apply()
+        return
+    with pytest.raises(follow.LogsDiffer, match="txnindex") as error:
+        both.build()
+    assert (error.value.offset, error.value.path) == (told, path)
 
 
 def test_another_record_at_the_same_offset_is_noticed(pair) -> None:

@@ -11,6 +11,7 @@ from kept.storage.disk import File
 from kept.storage.errors import DamagedData, MachineError, OffsetOutOfRange
 from kept.storage.log.log import Log
 from kept.storage.segments.segment import Segment
+from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import LogConfig
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -218,6 +219,42 @@ def test_at_the_base_of_a_segment_damage_hides_nothing(kit, index) -> None:
     log.check_invariants()
     kit.append(log, kit.batch(2))
     assert kit.contents(kit.open_log(disk.after_kill())) == kit.contents(log)
+
+
+def with_aborted(kit) -> tuple[SimulatedDisk, Log]:
+    """A log of three segments, each with an aborted transaction; those of the second one on disk
+    cannot be read.
+    """
+    disk, log = of_three_segments(kit)
+    for segment in log.segments:
+        base = segment.base_offset
+        segment.reset_aborted([AbortedTxn(7, base, base + 1, base)])
+        segment.save_aborted()
+    damaged = log.segments[1]
+    disk.write_file(damaged.path(layout.TXN_INDEX), bytes(7))
+    damaged._aborted = None
+    return disk, log
+
+
+def test_a_damaged_transaction_index_is_told_before_anything_is_gone(kit) -> None:
+    disk, log = with_aborted(kit)
+    before, calls = log.segments.bases, disk.calls
+    with pytest.raises(DamagedData, match="txnindex"):
+        log.truncate_to(log.segments.bases[1] + 2)
+    assert log.segments.bases == before
+    assert not [step for step in steps(disk, calls) if step.startswith(("unlink", "truncate"))]
+    kit.append(log, kit.batch(1))
+    assert log.log_end_offset == log.segments.active.next_offset
+
+
+def test_a_transaction_index_goes_unread_with_all_of_its_segment(kit) -> None:
+    disk, log = with_aborted(kit)
+    base = log.segments.bases[1]
+    path = log.segments[1].path(layout.TXN_INDEX)
+    log.truncate_to(base)
+    assert log.log_end_offset == base and log.segments.active.aborted == []
+    assert not disk.exists(path) and not disk.after_power_loss(0).exists(path)
+    assert [entry.first_offset for entry in log.aborted_transactions(0, base)] == [0]
 
 
 def test_damage_that_is_found_once_segments_are_gone_is_a_failure(kit, monkeypatch) -> None:

@@ -132,6 +132,8 @@ ATTACKS = {
         "certificates: expired, early, another's, with names that imitate; none where it is wanted",
         (
             f"{TLS}test_whose_certificate_is_believed",
+            "client/security/test_tls.py::test_who_is_not_believed",
+            "client/security/test_distinguished_names.py::test_a_name_is_written_as_java_writes_it",
             "failover/test_tls_between_nodes.py::"
             "test_who_is_no_node_says_nothing_on_the_listener_between_nodes",
         ),
@@ -151,6 +153,7 @@ ATTACKS = {
         (
             f"{TLS}test_who_names_a_protocol_speaks_it",
             f"{DOORS}test_who_names_a_protocol_of_http_speaks_no_kafka",
+            f"{TLS}test_grpc_is_known_by_its_first_bytes_where_no_protocol_is_named",
             f"{TLS}test_what_does_not_begin_a_handshake_is_closed",
             f"{TLS}test_http_without_tls_is_told_of_https",
             f"{TLS}test_tls_where_it_is_not_spoken",

@@ -144,6 +144,14 @@ def test_who_names_a_protocol_speaks_it(site: Site, alpn: str, first: bytes) -> 
         assert closed(sock)
 
 
+def test_grpc_is_known_by_its_first_bytes_where_no_protocol_is_named(site: Site) -> None:
+    settings = b"\0\0\0\x04\0\0\0\0\0"
+    with site.connect() as sock:
+        assert sock.selected_alpn_protocol() is None
+        sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+        assert exactly(sock, 9)[3:4] == settings[3:4], "the server's own settings"
+
+
 @pytest.mark.parametrize(
     "first",
     [

@@ -165,7 +165,7 @@ class FollowerReplica:
         start = self.log.log_start_offset
         if offset <= start:
             logger.warning("%s: all from %d on is fetched again", self.log, start)
-            self._start_at(start)
+            self._start_at(start, segments_went=True)
             return
         self._prepare(offset)
         try:
@@ -215,13 +215,13 @@ class FollowerReplica:
         self._before_loss(self.log.log_start_offset if self.replica.may_lose else offset)
         self._start_at(offset)
 
-    def _start_at(self, offset: int) -> None:
+    def _start_at(self, offset: int, *, segments_went: bool = False) -> None:
         before = self.log.log_start_offset, self.log.log_end_offset
         try:
             self.log.truncate_fully_and_start_at(offset)
         except MachineError as error:
             self.replica.failed(error)
-        self._was_cut(*before)
+        self._was_cut(*before, segments_went=segments_went)
 
     def _before_loss(self, offset: int) -> None:
         """Say which committed records a cut takes away, while they are there."""
@@ -239,10 +239,13 @@ class FollowerReplica:
         if self.replica.listener is not None:
             self.replica.listener.check_cut()
 
-    def _was_cut(self, start_before: int, end_before: int) -> None:
+    def _was_cut(self, start_before: int, end_before: int, *, segments_went: bool = False) -> None:
+        """``segments_went``: also where the offsets tell nothing, of a log that was empty at its
+        start, above records that nobody reads any more.
+        """
         log, core = self.log, self.replica.core
         start, end = log.log_start_offset, log.log_end_offset
-        if (start, end) == (start_before, end_before):
+        if (start, end) == (start_before, end_before) and not segments_went:
             return
         effects = core.step(TruncationCompleted(end, start), 0)
         if end < self.replica.applied_end:

@@ -169,7 +169,7 @@ class ManifestCore:
             case DivergenceChecked():
                 return self._synced(event)
             case TruncationCompleted():
-                return self._cut(event.log_end_offset)
+                return self._cut(event.log_end_offset, event.log_start_offset)
             case GenerationPublished():
                 return self._published(event)
             case ApplyCompleted():
@@ -416,9 +416,10 @@ class ManifestCore:
             self.synced = event.agreed
         return ()
 
-    def _cut(self, log_end_offset: int) -> Effects:
+    def _cut(self, log_end_offset: int, log_start_offset: int) -> Effects:
         self._void_pulls()
-        if self.missing is not None and log_end_offset <= self.missing:
+        # What is missing may lie below the log start: a log that is empty there lacks nothing.
+        if self.missing is not None and log_end_offset <= max(self.missing, log_start_offset):
             self.missing = None
         self._cut_while_storing = min(self._cut_while_storing, log_end_offset)
         effects = self._clear_complete(log_end_offset)

@@ -259,13 +259,12 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
     applied = read_mark(directory, disk)
     parsed = [p for name in names if (p := layout.parse_segment_file(name))]
     states = {p.state for p in parsed}
-    retired = {
-        p.base_offset: disk.stat(
-            layout.segment_file(directory, p.base_offset, layout.LOG, layout.DELETED)
-        ).size_bytes
-        for p in parsed
-        if (p.kind, p.state) == (layout.LOG, layout.DELETED)
-    }
+    retired: dict[int, int] = {}
+    for p in parsed:
+        if (p.kind, p.state) == (layout.LOG, layout.DELETED):
+            path = layout.segment_file(directory, p.base_offset, layout.LOG, layout.DELETED)
+            with suppress(FileNotFoundError):  # a thread may be removing what went before
+                retired[p.base_offset] = disk.stat(path).size_bytes
     pending = [generation for generation in manifests(directory, disk) if generation != applied]
     newest = _newest(pending, applied)
     if newest is not None and layout.CLEANED in states:

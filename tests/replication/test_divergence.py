@@ -293,6 +293,26 @@ def test_a_record_below_the_log_start_is_fetched_again_by_starting_anew_there(
     b.partition.check_invariants()
 
 
+def test_a_log_that_was_empty_already_is_told_to_have_started_anew(nodes) -> None:
+    """Its offsets stay, and what was below the log start is gone: it lacks nothing any more."""
+    a, b, _ = nodes
+    r = (A, B)
+    a.lead(1, r)
+    b.follow(A, 1, r)
+    for _ in range(3):
+        tools.produce(a.partition, 2)
+    b.fetch(a, rounds=3)
+    a.partition.delete_records(6)
+    b.fetch(a, rounds=2)
+    log = b.partition.log
+    assert (log.segments.bases, log.log_start_offset, log.log_end_offset) == ([0], 6, 6)
+    b.effects.clear()
+    b.partition.follower.cut_to_fetch_again(2)
+    assert b.effects == [LogTruncated(6, 6)]
+    assert (log.segments.bases, log.log_start_offset, log.log_end_offset) == ([6], 6, 6)
+    b.partition.check_invariants()
+
+
 def test_a_replica_that_was_away_for_long_starts_where_the_leader_does(nodes) -> None:
     a, b, _ = nodes
     r = (A, B)

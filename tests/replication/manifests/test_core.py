@@ -78,6 +78,19 @@ def test_who_misses_a_survivor_acknowledges_nothing_until_it_is_cut() -> None:
     assert not core.complete
 
 
+def test_a_log_that_is_empty_at_its_start_lacks_nothing_below() -> None:
+    """It was started anew there, above the record that its manifest lists: otherwise it would be
+    emptied with every answer.
+    """
+    core = lacking()
+    assert answered(core, outside_isr=True) == (ev.TruncateLog(40),)
+    core.step(ev.TruncationCompleted(55, 45), NOW)
+    assert core.missing == 40, "the records behind it are there"
+    core.step(ev.TruncationCompleted(45, 45), NOW)
+    assert core.missing is None
+    assert core.pull(45).held == NEW
+
+
 def test_who_misses_a_survivor_is_not_cut_while_its_leader_counts_it() -> None:
     """The image may not say yet that it is in the ISR (C17)."""
     core = lacking()

@@ -156,6 +156,31 @@ def test_a_compacted_segment_that_is_cut_while_its_node_is_down_is_fetched_again
         assert f"{os.path.basename(cut)}: damaged at byte" in three.cluster.log(victim)
 
 
+def test_a_member_with_damage_below_the_log_start_starts_anew_there_once():
+    """Its leader's manifest was made before the records below were deleted, and lists them."""
+    with trio({"cleanup.policy": "compact,delete"}) as three:
+        victim = (three.leader + 1) % 3
+        three.put((b"twice", b"first"))
+        three.fill(60, keys=60)  # those behind the damage survive
+        three.put((b"twice", b"second"))
+        three.until_in_sync(0, 1, 2)
+        three.cluster.stop(victim)
+        three.until_in_sync(*{0, 1, 2} - {victim})
+        three.clean()
+        three.client.delete_records({three.tp: 3})
+        first = os.path.join(three.directory(victim), "00000000000000000000.log")
+        with open(first, "r+b") as segment:
+            ((start, _), *_) = list(headers(segment.read()))[1:]
+            segment.seek(start + 16)
+            segment.write(b"\0")
+        three.cluster.start(victim)
+        three.until(lambda: "is missing here" in three.cluster.log(victim), "it lacks a record")
+        three.until_in_sync(0, 1, 2)
+        three.until_applied(0, 1, 2)
+        assert three.cluster.log(victim).count("all from 3 on is fetched again") == 1
+        assert min(three.offsets()) >= 3
+
+
 def test_consumer_offsets_are_compacted_on_all_replicas():
     settings = {"offsets_topic_num_partitions": 1, "log_cleaner_enable": "false"}
     with trio(**settings) as three:

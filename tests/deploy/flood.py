@@ -36,8 +36,10 @@ PRODUCE, FETCH, CREATE_TOPICS = 0, 1, 19
 
 
 def value_at(connection: Connection, topic: str, offset: int) -> bytes | None:
-    """The value of the record at an offset, None where there is none."""
-    found = connection.fetch(topic, offset, version=4, partition_max_bytes=2 * MIB)
+    """The value of the record at an offset, None where there is none: of the first batch alone, as
+    many that inflate may follow.
+    """
+    found = connection.fetch(topic, offset, version=4, partition_max_bytes=1)
     rows = records(bytes(found.records or b""))
     return next((record.value for record in rows if record.offset == offset), None)
 

@@ -54,10 +54,12 @@ def consumer(cluster: Cluster, group: str, **settings: Any) -> Consumer:
 
 
 def described(cluster: Cluster, group: str) -> Any:
-    """A group as its coordinator describes it, asked until there is one that does."""
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    """A group as its coordinator describes it, asked until there is one that does. By a new client
+    each time: librdkafka keeps a coordinator that it was told just before its node was gone.
+    """
     end = time.monotonic() + DEADLINE_S
     while True:
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
         try:
             found = admin.describe_consumer_groups([group], request_timeout=5)[group].result()
         except KafkaException:

@@ -52,6 +52,17 @@ def edit(
         index.unlink()
 
 
+def forget_manifests(cluster: Cluster, topic: str, partition: int) -> None:
+    """As if no generation had ever been published: a start would see by the applied manifest that
+    a segment was cut, and fetch again what is missing.
+    """
+    for node in range(len(cluster)):
+        assert not cluster.running(node)
+        for path in directory(cluster, node, topic, partition).iterdir():
+            if path.name.startswith(("manifest-", "held-manifest", "told-manifest", "removals-")):
+                path.unlink()
+
+
 def altered(batch: bytes, change: Callable[[bytes], bytes]) -> bytes:
     """A batch with other records of the same size, and a CRC that says they are right."""
     made = batch[:61] + change(batch[61:])

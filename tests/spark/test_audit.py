@@ -14,7 +14,7 @@ from kept.client.client import OutRecord
 from kept.pipeline import jobs
 from kept.pipeline.jobs import audits, exports
 from kept.testing import Cluster
-from tests.spark.planting import all_batches, altered, edit
+from tests.spark.planting import all_batches, altered, edit, forget_manifests
 from tests.spark.topics import COMPACTED, compact, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -85,6 +85,8 @@ def test_planted_faults_are_found_by_kind_and_offset(
 
     for node in range(3):
         cluster.stop(node)
+    for partition in range(4):
+        forget_manifests(cluster, topic, partition)
     for node in range(3):
         edit(cluster, node, topic, 0, cut=(6,))
         edit(cluster, node, topic, 3, cut=(5,), put={4: before[3][4]})

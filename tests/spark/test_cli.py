@@ -78,7 +78,7 @@ def test_the_commands(spark, kept, kept_broker, tmp_path):
     assert "remove <strong>5</strong> of 9 records" in report.read_text()
     status, printed, _ = kept("audit", topic, "--reference", export)
     assert status == 0
-    both = f"{topic}: clean; 18 records of nodes 0 and the reference compared\nThis cannot see:"
+    both = f"{topic}: clean; 18 records of node 0 and the reference compared\nThis cannot see:"
     assert printed.startswith(both)
 
 

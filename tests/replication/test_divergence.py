@@ -202,6 +202,18 @@ def test_what_is_cut_to_be_fetched_again_is_not_reported_as_lost(nodes) -> None:
     assert b.batches() == a.batches() == [(0, 4, 1), (4, 7, 1)]
 
 
+def fill_two_segments(a: Node, b: Node) -> None:
+    """A leads, and B has fetched all: two closed segments, of offsets 0 to 3 and 4 to 7."""
+    a.lead(1, (A, B))
+    b.follow(A, 1, (A, B))
+    for _ in range(2):
+        tools.produce(a.partition, 2)
+        tools.produce(a.partition, 2)
+        b.fetch(a, rounds=2)
+        a.partition.log.roll(tools.NOW)
+        b.partition.log.roll(tools.NOW)
+
+
 @pytest.mark.parametrize("index", [True, False])
 @pytest.mark.parametrize(("segment", "log_start"), [(0, 0), (0, 1), (1, 0), (1, 1), (1, 5)])
 def test_where_a_damaged_header_hides_the_record_its_segment_is_fetched_again(
@@ -209,15 +221,7 @@ def test_where_a_damaged_header_hides_the_record_its_segment_is_fetched_again(
 ) -> None:
     """No try would find the place: the replica would stay out of the ISR for good."""
     a, b, _ = nodes
-    r = (A, B)
-    a.lead(1, r)
-    b.follow(A, 1, r)
-    for _ in range(2):
-        tools.produce(a.partition, 2)
-        tools.produce(a.partition, 2)
-        b.fetch(a, rounds=2)
-        a.partition.log.roll(tools.NOW)
-        b.partition.log.roll(tools.NOW)
+    fill_two_segments(a, b)
     tools.produce(a.partition, 3)
     b.fetch(a, rounds=3)
     if log_start:
@@ -245,15 +249,7 @@ def test_where_a_damaged_header_hides_the_record_its_segment_is_fetched_again(
 def test_where_a_transaction_index_is_damaged_its_segment_is_fetched_again(nodes, inside) -> None:
     """No disk failed: a log directory is not to go offline for it."""
     a, b, _ = nodes
-    r = (A, B)
-    a.lead(1, r)
-    b.follow(A, 1, r)
-    for _ in range(2):
-        tools.produce(a.partition, 2)
-        tools.produce(a.partition, 2)
-        b.fetch(a, rounds=2)
-        a.partition.log.roll(tools.NOW)
-        b.partition.log.roll(tools.NOW)
+    fill_two_segments(a, b)
     damaged = b.partition.log.segments[1]
     b.disk.write_file(damaged.path(layout.TXN_INDEX), bytes(7))
     damaged._aborted = None

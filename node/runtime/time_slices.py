@@ -146,7 +146,8 @@ class TimeSlices:
         self, steps: Steps[T], new_memory: Callable[[], StepMemory] | None = None
     ) -> T | SlicedTask[T]:
         """The result of ``steps``, if a few items are all; else a future of it. Raises what the
-        first items raise. ``new_memory`` is called when it becomes a future, which then draws.
+        first items raise, but no CancelledError: the future is cancelled then, as where later ones
+        do. ``new_memory`` is called when it becomes a future, which then draws.
         """
         clock = self._clock
         until = clock() + IN_PLACE_S
@@ -158,6 +159,10 @@ class TimeSlices:
         except StopIteration as end:
             result: T = end.value
             return result
+        except asyncio.CancelledError:
+            cancelled = SlicedTask(steps, self._loop)
+            cancelled.cancel()
+            return cancelled
         work = SlicedTask(steps, self._loop, None if new_memory is None else new_memory())
         self._enqueue(work)
         return work

@@ -135,13 +135,14 @@ def test_an_error_is_the_results(turns) -> None:
         result.result()
 
 
-def test_what_was_cancelled_below_it_ends_it_and_no_other_work(turns) -> None:
+@pytest.mark.parametrize("items", [0, IN_PLACE_STEPS + 5])
+def test_what_was_cancelled_below_it_ends_it_and_no_other_work(turns, items) -> None:
     slices, others = TimeSlices(turns, turns.clock), [Counted(100), Counted(100)]
     before, cancelled = slices.run(others[0].steps()), turns.loop.create_future()
     cancelled.cancel()
 
     def takes() -> Generator[None, None, str]:
-        yield from Counted(IN_PLACE_STEPS + 5).steps()
+        yield from Counted(items).steps()
         return cancelled.result()
 
     results = [before, slices.run(takes()), slices.run(others[1].steps())]

@@ -156,8 +156,9 @@ async def test_markers_of_this_nodes_partitions_are_no_request(count: int) -> No
     assert not leaders.asked
 
 
+@pytest.mark.parametrize("steps", [0, IN_PLACE_STEPS])
 @run
-async def test_markers_whose_writing_was_cancelled_are_written_again(monkeypatch) -> None:
+async def test_markers_whose_writing_was_cancelled_are_written_again(monkeypatch, steps) -> None:
     """As where it takes the result of a future that was: or the node would get no marker more."""
     leaders = Leaders()
     partitions = [TopicPartition("own", n) for n in range(100)]
@@ -169,7 +170,7 @@ async def test_markers_whose_writing_was_cancelled_are_written_again(monkeypatch
         tries.append(marks)
         if len(tries) > 1:
             return (yield from leaders.write_here(marks))
-        yield from (None for _ in range(IN_PLACE_STEPS))
+        yield from (None for _ in range(steps))
         raise asyncio.CancelledError
 
     monkeypatch.setattr(leaders.channel, "_writer", Given(write=write))

@@ -139,8 +139,11 @@ def test_a_check_that_fails_as_it_must_not_ends_the_connection(asker, capfd):
     assert asker.context.inflating.used_bytes == 0
 
 
+@pytest.mark.parametrize("steps", [0, IN_PLACE_STEPS])
 @pytest.mark.parametrize("part", ["_check_and_append", "_append_all"])
-def test_work_that_was_cancelled_below_it_ends_the_connection(asker, monkeypatch, capfd, part):
+def test_work_that_was_cancelled_below_it_ends_the_connection(
+    asker, monkeypatch, capfd, part, steps
+):
     """Its client would wait for ever, and so would all of its later requests."""
     request = Given(topics=[], acks=1, timeout_ms=0)
     monkeypatch.setattr(produce, "check_entries", lambda *_: None)
@@ -153,7 +156,7 @@ def test_work_that_was_cancelled_below_it_ends_the_connection(asker, monkeypatch
     )
 
     def cancelled(*_: Any) -> Steps[None]:
-        yield from (None for _ in range(IN_PLACE_STEPS))
+        yield from (None for _ in range(steps))
         raise asyncio.CancelledError
 
     monkeypatch.setattr(handler, part, cancelled)

@@ -111,17 +111,25 @@ def error_class(code: int) -> type[KeptError]:
     return RetriableBrokerError if code in _CODES and ErrorCode(code).retriable else BrokerError
 
 
-def failure(code: int, what: str, message: str | None = None, *, key: str = "") -> KeptError | None:
+def failure(
+    code: int,
+    what: str,
+    message: str | None = None,
+    *,
+    key: str = "",
+    is_explained: bool = False,
+) -> KeptError | None:
     """The error for ``code``, None for 0.
 
     ``what`` names the request (``Fetch of orders:0``); ``message`` is the broker's own text;
     ``key`` the group or transactional id that the request names, where an error may be about it:
-    ``what`` does not tell where one ends.
+    ``what`` does not tell where one ends. ``is_explained``: where an authorization failed the
+    broker's text, if there is one, says why, and no right is what is missing.
     """
     if code == 0:
         return None
     name = ErrorCode(code).name if code in _CODES else f"error code {code}"
-    if is_about_authorization(code):
+    if is_about_authorization(code) and not (message and is_explained):
         return NotAuthorized(code, name.upper(), what, key=key)
     text = message or _TEXTS.get(name, "")
     said = f"{name.upper()} ({text})" if text else name.upper()

@@ -372,7 +372,10 @@ class ClientCore:
                 self._back_off(call, why, now_ms)
 
     def _coordinator_found(self, key: tuple[object, ...], response: Any, now_ms: int) -> None:
-        coordinator = response.coordinators[0] if hasattr(response, "coordinators") else response
+        # Brokers that are asked for several say nothing of a right that is missing. Those that do
+        # not serve transactions refuse by that code, at which any client stops, and say so.
+        is_batched = hasattr(response, "coordinators")
+        coordinator = response.coordinators[0] if is_batched else response
         kind, name = key[1], key[2]
         assert isinstance(kind, int)
         assert isinstance(name, str)
@@ -388,6 +391,7 @@ class ClientCore:
                     call.name,
                     getattr(coordinator, "error_message", None),
                     key=name,
+                    is_explained=is_batched,
                 )
                 assert why is not None
                 self._back_off(call, why, now_ms)

@@ -12,6 +12,7 @@ from kept.client.core.broker_errors import failure
 from kept.client.core.calls import ToCoordinator
 from kept.client.produce import init_producer_id
 from kept.client.protocol.api_keys import ApiKey
+from kept.storage.errors import TransactionalIdAuthorizationFailed
 from tests.support.client_world import World, offsets
 from tests.support.fake_client import response
 
@@ -99,6 +100,21 @@ def test_a_group_whose_coordinator_may_not_be_found_is_named_as_it_is():
     world.run()
     with pytest.raises(NotAuthorized, match=r" describe group:app: eu\)$"):
         world.result(call)
+
+
+def test_a_coordinator_that_is_refused_for_another_reason_is_no_right_that_is_missing():
+    """A cluster that does not serve transactions refuses them by the code for a missing right."""
+    world = World()
+    said = {"error_code": 53, "error_message": "not served", "node_id": -1, "host": "", "port": -1}
+    found = {**said, "key": "app"}
+    world.answers[ApiKey.FIND_COORDINATOR] = lambda *_: {**said, "coordinators": [found]}
+    call = offsets(world, route=ToCoordinator("app", 1), what="InitProducerId of app")
+    world.run()
+    with pytest.raises(TransactionalIdAuthorizationFailed) as error:
+        world.result(call)
+    assert str(error.value) == (
+        "InitProducerId of app: TRANSACTIONAL_ID_AUTHORIZATION_FAILED (not served)"
+    )
 
 
 def see(error, what, lacks, rule):

@@ -282,7 +282,7 @@ class ProducerStates:
         offset_delta: int,
         last_offset: int,
         timestamp: int,
-        is_transactional: bool = False,
+        is_transactional: bool,
     ) -> None:
         """A data batch of a producer is in the log."""
         state = self._states.get(producer_id)

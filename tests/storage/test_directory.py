@@ -779,8 +779,8 @@ def test_logs_of_several_directories_share_a_quota_of_producers(disk) -> None:
         logs.append(create_log(directory, TP, uuid.UUID(int=7), LogConfig(), now_ms=0))
     for pid in range(5):
         for log in logs:
-            log.producers.update(pid, 0, 0, 0, pid, 0)
+            log.producers.update(pid, 0, 0, 0, pid, 0, False)
     assert quota.used == sum(len(log.producers) for log in logs) <= 3 + len(logs)
     alone = create_log(opened(disk, "/d2"), TP, uuid.UUID(int=7), LogConfig(), now_ms=0)
-    alone.producers.update(1, 0, 0, 0, 0, 0)
+    alone.producers.update(1, 0, 0, 0, 0, 0, False)
     assert quota.used == sum(len(log.producers) for log in logs), "it has a quota of its own"

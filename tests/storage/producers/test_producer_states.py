@@ -15,7 +15,7 @@ from kept.storage.errors import (
 )
 from kept.storage.producers import producer_states as producers
 from kept.storage.producers import snapshots, verification
-from kept.storage.producers.producer_states import BATCHES_KEPT, ProducerQuota, ProducerStates
+from kept.storage.producers.producer_states import ProducerQuota, ProducerStates
 from kept.storage.producers.verification import VerificationGuard
 from kept.storage.segments import txn_index
 from kept.storage.segments.txn_index import AbortedTxn
@@ -128,10 +128,10 @@ def test_five_batches_are_remembered() -> None:
     states = ProducerStates(1000)
     for n in range(8):
         send(states, 10 * n, n)
-    for n in range(8 - BATCHES_KEPT, 8):
+    for n in range(3, 8):  # clients have no more in flight
         assert send(states, 999, n).first_offset == 10 * n
     with pytest.raises(OutOfOrderSequenceNumber):
-        send(states, 999, 8 - BATCHES_KEPT - 1)
+        send(states, 999, 2)
     with pytest.raises(OutOfOrderSequenceNumber):
         send(states, 999, 6, 2)
 
@@ -196,6 +196,36 @@ def test_transactions() -> None:
     assert states.update_marker(9, 1, 17, 0, 7, False) is None, "it had no data here"
     assert states.get(9).last_sequence == -1
     states.check_invariants()
+
+
+def test_a_transaction_is_undecided_until_its_marker_is_committed() -> None:
+    """The next leader may not have the marker."""
+    states = ProducerStates(1000)
+    assert states.first_undecided_offset(0, 0) is None
+    for pid in (1, 2, 3):
+        send(states, pid, 0, pid=pid, txn=True)
+    states.update_marker(2, 0, 10, 0, 7, False)
+    states.update_marker(1, 0, 11, 0, 7, False)
+    states.update_marker(3, 0, 12, 0, 7, False)
+    assert states.first_unstable_offset is None
+    found = [states.first_undecided_offset(hw, 0) for hw in (10, 11, 12, 13)]
+    assert found == [1, 1, 3, None]
+    send(states, 13, 1, pid=2, txn=True)
+    states.update_marker(2, 0, 14, 0, 7, False)
+    send(states, 15, 1, pid=3, txn=True)
+    states.update_marker(3, 0, 16, 0, 7, False)
+    found = [states.first_undecided_offset(hw, start) for hw, start in ((14, 0), (14, 14), (15, 0))]
+    assert found == [13, 14, 15]
+
+
+def test_a_snapshots_producers_count_against_the_room_for_all() -> None:
+    room = ProducerQuota()
+    states, others = ProducerStates(1000, room), ProducerStates(1000)
+    send(states, 0, 0, pid=9)
+    for pid in range(5):
+        send(others, pid, 0, pid=pid)
+    states.replace(others)
+    assert room.used == len(states) == 5
 
 
 @given(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kept.client.security.plain import MAX_FIELD_BYTES
 from kept.cluster.security.acls import ANONYMOUS
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka import listener
@@ -314,6 +315,49 @@ def test_everything_open_is_closed_at_the_end() -> None:
     found.close_connections()
     assert stays.aborted == [""] and aborted == [1] and not goes.aborted
     assert found.silent._timer is None
+
+
+def test_sessions_that_are_over_end_with_their_connections_whatever_they_speak() -> None:
+    found = Site().listener()
+    kafka, http, *others = admitted(found, HERE, HERE, HERE, HERE)
+    aborted: list[str] = []
+    for peer, name in ((http, "over"), (others[0], "goes on")):
+        transport = Given(abort=lambda name=name: aborted.append(name))
+        found.hand_over(peer, transport)  # type: ignore[arg-type]
+    over = [kafka.session, http.session]
+    found.end_sessions(lambda session: any(session is one for one in over))
+    assert kafka.aborted and not others[1].aborted
+    assert aborted == ["over"]
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "asked"),
+    [
+        ("ada", "x" * MAX_FIELD_BYTES, True),
+        ("ada", "x" * (MAX_FIELD_BYTES + 1), False),
+        ("a" * (MAX_FIELD_BYTES + 1), "x", False),
+        ("ada", "", False),
+        ("", "x", False),
+        ("ada", "a\0b", False),
+    ],
+)
+def test_nobody_checks_a_password_that_sasl_would_not_take(user, password, asked) -> None:
+    """A hash of it costs milliseconds, and more for a long one."""
+    found = Site().listener()
+    checked: list[tuple[str, str]] = []
+
+    async def matches(_listener: str, _host: str, user: str, password: str, *, plain: bool) -> bool:
+        checked.append((user, password))
+        return False
+
+    async def refused(*_: Any) -> None:
+        return None
+
+    found.context.authorizer, found.context.logins = ALLOW_ALL, Given(password_matches=matches)
+    found._refuse_login = refused  # type: ignore[method-assign]
+    transport = Given(get_extra_info=lambda name: (HERE, 1) if name == "peername" else None)
+    assert asyncio.run(found.authenticate_password(transport, user, password)) is None
+    assert checked == ([(user, password)] if asked else [])
 
 
 # Idle and late ones.

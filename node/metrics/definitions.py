@@ -284,7 +284,12 @@ TABLE: Final = (
         labels=("follower",),
     ).means("Offsets that a follower lacks, at most, of a partition here."),
     # All partitions here.
-    gauge("partitions", _total("partitions")).means("Partitions hosted or meant to be here."),
+    gauge("partitions", _total("partitions")).means(
+        "Partitions hosted or meant to be here, of internal topics too."
+    ),
+    gauge("internal_partitions", _total("internal")).means(
+        "How many of kept_partitions are of internal topics."
+    ),
     gauge("log_size_bytes", _total("bytes")).means("Bytes of all partitions."),
     gauge("log_cleaner_log_size_bytes", _total("compacted bytes")).means(
         "Bytes of the partitions of compacted topics."

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.admin.group_lag import partition_lag
+from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.cluster.metadata.records import NO_LEADER
 from kept.node.runtime.time_slices import Pace
 from kept.replication.events import UNKNOWN_OFFSET
@@ -119,6 +120,7 @@ class Surveyor:
         under = record.is_under_replicated
         partition = self.table.partitions.get(tp)
         totals["partitions"] += 1
+        totals["internal"] += tp.topic in INTERNAL_TOPICS
         if partition is None or record.leader == NO_LEADER or tp in self.table.failed:
             totals["offline"] += 1
             survey.add("partition_offline", name, 1)

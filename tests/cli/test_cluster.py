@@ -55,6 +55,28 @@ def test_status_of_three_nodes(kept, topic):
     assert lines[3].split()[:4] == ["NODE", "ROLES", "STATE", "ADDRESS"]
 
 
+def test_status_counts_internal_partitions_apart(kept, three, topic):
+    three.create_topic(partitions=1)
+    with three.client() as client:
+        client.commit("readers", {TopicPartition(topic, 0): 0})
+    found = kept("cluster", "status", "--json").json
+    assert found["partitions"]["internal"] == 50
+    listed = kept("topic", "list", "--json").json
+    own = sum(each["partitions"] for each in listed)
+    assert found["partitions"]["total"] == own + 50
+    led = [node["internal_leaders"] for node in found["nodes"]]
+    assert sum(led) == 50
+    assert [node["internal_replicas"] for node in found["nodes"]] == [50] * 3
+    lines = kept("cluster", "status").lines
+    assert f"Partitions: {own} and 50 internal" in lines
+    assert lines[3].split()[-3:] == ["LEADERS", "REPLICAS", "INTERNAL"]
+    shown = [list(map(int, line.split()[-3:])) for line in lines[4:7]]
+    assert shown == [
+        [node["leaders"] - node["internal_leaders"], node["replicas"] - 50, 50]
+        for node in found["nodes"]
+    ]
+
+
 @pytest.mark.slow
 def test_status_without_a_controller_tells_what_is_known():
     with Cluster(nodes=3) as cluster:

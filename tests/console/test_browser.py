@@ -44,6 +44,12 @@ def number(text):
     return int(text.replace(",", ""))
 
 
+def apart(known, name):
+    """How a number of partitions is shown, of which some are of internal topics."""
+    internal = known[f"internal_{name}"]
+    return f"{known[name] - internal:,}" + (f" and {internal:,} internal" if internal else "")
+
+
 def leader(cluster, topic, partition, i=0):
     found = scene.given(cluster, f"topics/{topic}?partition={partition}", i)
     return found["partitions"][0]["leader"]
@@ -540,13 +546,13 @@ def test_a_node_dies_while_a_log_is_compacted(cluster, chromium):
 
     def tiles_are_right():
         known, tiles = scene.given(cluster, "cluster"), browser.facts(page, "tiles")
-        sums = {
-            tile: f"{known[name] - known[f'internal_{name}']:,} and "
-            f"{known[f'internal_{name}']:,} internal"
-            for tile, name in (("Topics", "topics"), ("Partitions", "partitions"))
-        }
+        sums = {"Topics": apart(known, "topics"), "Partitions": apart(known, "partitions")}
+        rows = browser.rows(page, "Nodes of the cluster")
         return (
-            tiles["Controller"] == f"node {known['controller_id']}"
+            [(row["Leaders"], row["Replicas"]) for row in rows]
+            == [(apart(b, "leads"), apart(b, "replicas")) for b in known["brokers"]]
+            and known["internal_partitions"] > 0
+            and tiles["Controller"] == f"node {known['controller_id']}"
             and all(tiles[tile] == shown for tile, shown in sums.items())
             and all(
                 number(tiles[tile]) == known[name]

@@ -78,6 +78,8 @@ def _status(client: Client) -> dict[str, Any]:
     topics = client.metadata().topics  # first: a node answers in order, and may await a controller
     described = client.run(operations.describe_cluster())
     replicas, leaders = reassignment_plan.counts(topics.values())
+    internal = [topic for topic in topics.values() if topic.internal]
+    internal_replicas, internal_leaders = reassignment_plan.counts(internal)
     under, offline = reassignment_plan.troubled(topics)
     reports = _node_reports(client)
     brokers = [broker for summary, _ in reports.values() for broker in summary["brokers"]]
@@ -108,6 +110,8 @@ def _status(client: Client) -> dict[str, Any]:
                 "metadata_lag": None if quorum is None else quorum.lag(number),
                 "replicas": replicas.get(number, 0),
                 "leaders": leaders.get(number, 0),
+                "internal_replicas": internal_replicas.get(number, 0),
+                "internal_leaders": internal_leaders.get(number, 0),
             }
         )
     return {
@@ -121,6 +125,7 @@ def _status(client: Client) -> dict[str, Any]:
         "nodes": nodes,
         "partitions": {
             "total": sum(len(topic.partitions) for topic in topics.values()),
+            "internal": sum(len(topic.partitions) for topic in internal),
             "under_replicated": [_state_of(tp, topics) for tp in under],
             "offline": [_state_of(tp, topics) for tp in offline],
         },
@@ -178,13 +183,14 @@ def _show(cluster_status: dict[str, Any]) -> None:
             node["epoch"],
             node["quorum"],
             node["metadata_lag"],
-            node["leaders"],
-            node["replicas"],
+            node["leaders"] - node["internal_leaders"],
+            node["replicas"] - node["internal_replicas"],
+            node["internal_replicas"],
         )
         for node in cluster_status["nodes"]
     ]
     columns = ("node", "roles", "state", "address", "rack", "epoch", "quorum", "metadata lag")
-    show_table((*columns, "leaders", "replicas"), rows)
+    show_table((*columns, "leaders", "replicas", "internal"), rows)
     for node in cluster_status["nodes"]:
         if node["uncompiled_kernels"]:
             slow = ", ".join(node["uncompiled_kernels"])
@@ -201,7 +207,9 @@ def _show(cluster_status: dict[str, Any]) -> None:
             node["offline_replicas"],
         )
     partitions = cluster_status["partitions"]
-    write(f"\nPartitions: {partitions['total']}\n")
+    internal = partitions["internal"]  # lists without --internal have the others alone
+    apart = f" and {internal} internal" if internal else ""
+    write(f"\nPartitions: {partitions['total'] - internal}{apart}\n")
     for what in ("offline", "under_replicated"):
         troubled = partitions[what]
         write(f"{what.replace('_', '-').capitalize()}: {len(troubled)}\n")

@@ -127,7 +127,7 @@ class Watch:
     help=f"Rows of each table; 0 is all.  [default: what fits; with --once {ROWS}; JSON: all]",
 )
 @click.option("--once", is_flag=True, help="Print it once, with the rates of one interval.")
-@internal_option("Also show internal topics and groups.")
+@internal_option("Also show internal topics and groups, and count them for nodes.")
 @json_option
 @bootstrap_option
 def top(

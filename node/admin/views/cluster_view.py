@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class BrokerSummary(Struct, frozen=True):
-    """A broker of the cluster, with how many partitions it leads and holds."""
+    """A broker of the cluster, with how many partitions it leads and holds; ``internal_leads`` and
+    ``internal_replicas`` of them are of internal topics.
+    """
 
     node_id: int
     epoch: int
@@ -30,6 +32,8 @@ class BrokerSummary(Struct, frozen=True):
     fenced: bool
     leads: int
     replicas: int
+    internal_leads: int
+    internal_replicas: int
     endpoints: list[str]
 
 
@@ -83,12 +87,17 @@ class ClusterView:
         directories = await self.log_directories.describe()
         leads: Counter[int] = Counter()
         replicas: Counter[int] = Counter()
+        internal_leads: Counter[int] = Counter()
+        internal_replicas: Counter[int] = Counter()
         offline = under_replicated = 0
         pace = Pace()
         for topic in list(image.topics.values()):
             for record in topic.partitions:
                 leads[record.leader] += 1
                 replicas.update(record.replicas)
+                if topic.name in INTERNAL_TOPICS:
+                    internal_leads[record.leader] += 1
+                    internal_replicas.update(record.replicas)
                 under_replicated += record.is_under_replicated
                 offline += self.lookup.why_offline(topic.name, record) is not None
                 await pace.checkpoint()
@@ -113,6 +122,8 @@ class ClusterView:
                     fenced=broker.fenced,
                     leads=leads[broker_id],
                     replicas=replicas[broker_id],
+                    internal_leads=internal_leads[broker_id],
+                    internal_replicas=internal_replicas[broker_id],
                     endpoints=[f"{e.name}://{e.host}:{e.port}" for e in broker.endpoints],
                 )
                 for broker_id, broker in sorted(image.brokers.items())

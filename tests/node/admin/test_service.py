@@ -58,6 +58,8 @@ def test_cluster(lone):
             "fenced": False,
             "leads": 3,
             "replicas": 3,
+            "internal_leads": 0,
+            "internal_replicas": 0,
             "endpoints": [f"PLAINTEXT://localhost:{lone.port}"],
         }
     ]
@@ -78,6 +80,9 @@ def test_topics(lone):
     sums = lone.get("/api/v1/cluster")
     assert (sums["topics"], sums["internal_topics"]) == (3, 1)
     assert (sums["partitions"], sums["internal_partitions"]) == (4, 1)
+    (broker,) = sums["brokers"]
+    assert (broker["leads"], broker["internal_leads"]) == (4, 1)
+    assert (broker["replicas"], broker["internal_replicas"]) == (4, 1)
 
 
 def test_a_topic_with_its_segments(compacted):

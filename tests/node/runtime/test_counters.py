@@ -193,6 +193,11 @@ def test_series_only_for_partitions_that_need_attention(lone, monkeypatch):
     assert one(found, "kept_log_cleaner_uncleanable_partitions") == 1
     assert one(found, "kept_log_cleaner_dirty_partitions") == 2
     assert one(found, "kept_partitions") == 4
+    assert one(found, "kept_internal_partitions") == 0
+    lone.create("__consumer_offsets", 2)
+    found = scrape(lone)
+    assert one(found, "kept_partitions") == 6
+    assert one(found, "kept_internal_partitions") == 2
 
 
 def test_replicas_that_lag_behind_the_published_generation(lone, monkeypatch):

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
-from kept.client.address_errors import UNUSABLE_ADDRESS
 from kept.client.bootstrap import Bootstrap
+from kept.client.connect import connect
 from kept.client.core.metadata import Endpoint, parse_bootstrap
 from kept.client.security.access_tokens import NoAccessToken
 from kept.client.security.security import PLAINTEXT, Security
@@ -87,15 +87,8 @@ class JsonApi:
         return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
 
     def _connect(self, connection: http.client.HTTPConnection, timeout_s: float) -> None:
-        """As ``connection.connect()``, which tells of the last address of the host: here it is the
-        last that this machine has use of, if there is one.
-        """
-        try:
-            connection.sock = socket.create_connection(self.endpoint, timeout_s, all_errors=True)
-        except ExceptionGroup as errors:
-            failed = errors.exceptions
-            told = [e for e in failed if getattr(e, "errno", None) not in UNUSABLE_ADDRESS]
-            raise (told or failed)[-1] from None
+        """As ``connection.connect()``, which tells of the last address of the host."""
+        connection.sock = connect(*self.endpoint, timeout_s)
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         context = self.security.context()
         if context is not None:

@@ -21,6 +21,7 @@ from urllib.parse import quote_plus, unquote, urlencode, urlsplit
 
 from msgspec import Struct
 
+from kept.client.connect import connect
 from kept.client.security.oauthbearer import MAX_TOKEN_BYTES, parse_bearer
 from kept.storage.errors import ConfigurationError, KeptError, SaslAuthenticationFailed
 
@@ -157,6 +158,7 @@ def _request_token(url: str, basic: str, form: str, authorities: str) -> Fetched
     parts = urlsplit(url)
     host, place = parts.hostname or "", f"{TOKEN_URL}={url}"
     connection = http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
+    tls = None
     if parts.scheme == "https":
         tls = ssl.create_default_context()
         if authorities:
@@ -169,6 +171,9 @@ def _request_token(url: str, basic: str, form: str, authorities: str) -> Fetched
     }
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     try:
+        connection.sock = connect(host, connection.port, TIMEOUT_S)
+        if tls is not None:
+            connection.sock = tls.wrap_socket(connection.sock, server_hostname=host)
         connection.request("POST", target, form, headers)
         answer = connection.getresponse()
         data = answer.read(MAX_ANSWER_BYTES)

@@ -146,6 +146,7 @@ OUTSIDE: Final = {
     "client/sockets.py": "the client with threads",
     "client/consume/": "the client with threads",
     "client/admin/": "the client with threads",
+    "client/connect.py": "HTTP is in no history, nor are logins by tokens",
     "client/json_api.py": "HTTP is in no history",
     "client/bootstrap.py": "its properties",
     "client/security/access_tokens.py": "logins by tokens are in no history",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -85,6 +86,14 @@ def test_over_https_by_whom_is_trusted(tmp_path):
 def test_nobody_is_there():
     url = f"http://localhost:{free_port()}/"
     assert "refused" in refusal(access_tokens(url, CREDENTIALS, "")).lower()
+
+
+def test_an_address_without_use_here_does_not_hide_that_another_one_refused(monkeypatch):
+    """In a container ``localhost`` is ``::1``, too, where there is no IPv6."""
+    nobody = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", free_port()))
+    no_family = (socket.AF_INET + 97, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [nobody, no_family])
+    assert "refused" in refusal(access_tokens("http://localhost:9/", CREDENTIALS, "")).lower()
 
 
 def test_credentials_may_be_encoded_before_they_go_into_basic():

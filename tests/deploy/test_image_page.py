@@ -11,7 +11,7 @@ from kept.testing.container import IMAGE
 from kept.testing.ports import free_port
 from tests.deploy.containers import docker, image
 from tests.deploy.files import ROOT
-from tests.docs.blocks import LOCAL_PORTS, blocks, run, typed
+from tests.docs.blocks import LOCAL_PORTS, given_to, run, typed
 
 PAGE = ROOT / "docs" / "image.md"
 BUILD = "docker build"
@@ -44,8 +44,7 @@ def test_its_commands_run(tmp_path):
     name = image()
     typed_here = [
         command._replace(text=command.text.replace(IMAGE, name))
-        for _, text, reason, line in blocks(PAGE)
-        if reason is not None and "test_image_page" in reason
+        for _, text, line in given_to("tests/deploy/test_image_page.py", PAGE)
         for command in typed(text, "docs/image.md", line)
         if not command.text.startswith(BUILD)
     ]

@@ -3,7 +3,8 @@
 A ``console`` block has commands after ``$ `` (with what a heredoc or a backslash continues) and
 below each what it prints. ``…`` stands for any text of a line, a line ``…`` for any lines; a
 command without lines below it may print anything. A ``python`` block is a program. A block after
-``<!-- not run: REASON -->`` is not run.
+``<!-- not run: REASON -->`` is not run, and one after ``<!-- run by tests/…/test_….py -->`` by that
+test, which gives it what it needs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LOCAL_PORTS = (1, 2, NODE_PORT_OFFSET, NODE_PORT_OFFSET + 1, NODE_PORT_OFFSET + 
 """What `kept local up --nodes 3` takes besides the first one."""
 INSTALLS = ("pip install", "python3 -m venv", ". venv/bin/activate")
 _BLOCK = re.compile(
-    r"(?P<not_run><!-- not run: (?P<reason>[^>]+) -->\n)?"
+    r"(?:<!-- (?:not run: )?(?P<reason>(?<=not run: )[^>]+|run by tests/[^> ]+) -->\n)?"
     r"(?P<indent>[ ]*)```(?P<language>console|python)\n(?P<text>.*?)\n[ ]*```",
     re.DOTALL,
 )
@@ -45,7 +46,7 @@ class Command(NamedTuple):
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str, str | None, int]]:
-    """(language, text, reason not to run it, line number) of each block of ``page``."""
+    """(language, text, reason not to run it here, line number) of each block of ``page``."""
     text = page.read_text(encoding="utf-8")
     for found in _BLOCK.finditer(text):
         indent = found["indent"]
@@ -66,6 +67,19 @@ def commands(page: Path) -> list[Command]:
         else:
             made += typed(text, name, line)
     return made
+
+
+def given_to(test: str, page: Path) -> list[tuple[str, str, int]]:
+    """(language, text, line number) of each block of ``page`` that is run by the test of that path
+    below the root.
+    """
+    found = [
+        (language, text, line)
+        for language, text, reason, line in blocks(page)
+        if reason == f"run by {test}"
+    ]
+    assert found, f"{page}: no block is run by {test}"
+    return found
 
 
 def typed(text: str, page: str, line: int) -> Iterator[Command]:
@@ -154,7 +168,8 @@ def _moved(text: str, port: int) -> str:
         return str(port + int(found[2]) - 2 + (NODE_PORT_OFFSET if found[1] == "10" else 0))
 
     moved = _PORT.sub(moved_port, text)
-    own = r"\bkept (local up|serve)\b(?! --config-file)"  # a file of settings has ports of its own
+    # A file of settings, and listeners, have ports of their own.
+    own = r"\bkept (local up|serve)\b(?! --config-file|.*\blisteners=)"
     return re.sub(own, rf"kept \1 --port {port}", moved)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +20,20 @@ ELSEWHERE = {"docs/spark.md": "tests/spark/test_docs.py"}
 """Pages whose blocks another test runs."""
 WITH_A_NODE = ("docs/transactions.md", "docs/command-line.md")
 """Pages that take a node on localhost:9092 for granted."""
-ALONE = ("README.md", "docs/testing.md", "docs/security-setup.md")
-NEEDS = {"docs/security-setup.md": ("openssl", "curl")}
+ALONE = (
+    "README.md",
+    "docs/testing.md",
+    "docs/console.md",
+    "docs/security.md",
+    "docs/security-setup.md",
+)
+NEEDS = {
+    "docs/security-setup.md": ("openssl", "curl"),
+    "docs/security.md": ("openssl",),
+    "docs/console.md": ("curl",),
+}
 """What pages need besides kept, as markers."""
+RUNNABLE = ("console", "python")
 PAGES = sorted(
     page.relative_to(ROOT).as_posix() for page in (*DOCS.rglob("*.md"), ROOT / "README.md")
 )
@@ -71,11 +83,30 @@ def test_a_page(page, folder):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_block_is_run_or_says_why_not(page):
-    if page in {*ELSEWHERE, *WITH_A_NODE, *ALONE, "docs/tutorial.md"}:
-        return
+    here = page in {*ELSEWHERE, *WITH_A_NODE, *ALONE, "docs/tutorial.md"}
     for _, _, reason, line in blocks(ROOT / page):
-        assert reason is not None, f"{page}:{line}: no test runs this block, and nothing says why"
-        assert len(reason.split()) > 1
+        if reason is not None and reason.startswith("run by "):
+            test = ROOT / reason.removeprefix("run by ")
+            text = test.read_text(encoding="utf-8")
+            assert "given_to(" in text and Path(page).name in text, f"{page}:{line}: {test}"
+        else:
+            assert here or reason, f"{page}:{line}: no test runs this block, and nothing says why"
+            assert reason is None or len(reason.split()) > 1
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_stand_in_blocks_that_can_be_run(page):
+    """A fence with another name is passed over by the runner."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    fences = re.findall(r"^[ ]*```(\w*)\n(.*?)^[ ]*```$", text, re.M | re.S)
+    wrong = [name for name, block in fences if name not in RUNNABLE and has_command(name, block)]
+    assert not wrong
+
+
+def has_command(language: str, block: str) -> bool:
+    """Whether a fenced block holds what is typed in a shell."""
+    typed_here = re.search(r"^[ ]*(\$ |kept |pip install )", block, re.M) is not None
+    return language in {"sh", "bash", "shell", "pycon"} or (language == "" and typed_here)
 
 
 def test_what_the_first_steps_leave_in_a_clone_is_no_change_of_it():

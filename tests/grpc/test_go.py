@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from collections import Counter
 
 import pytest
 
 from kept.client.partitioner import partition_for_key
+from tests.docs.blocks import ROOT, given_to, typed
+from tests.docs.blocks import run as run_blocks
 from tests.tools import go_tools
 
 pytestmark = [pytest.mark.slow, pytest.mark.go, pytest.mark.timeout(1200)]
@@ -37,22 +40,32 @@ def said(done):
     return values
 
 
-def test_the_three_commands_as_they_stand(kept_cluster, grpcurl):
-    cluster = kept_cluster()
+def test_the_three_commands_as_they_stand(kept_cluster, grpcurl, tmp_path):
+    """Those of docs/grpc.md."""
+    cluster, page = kept_cluster(), "docs/grpc.md"
     where = f"localhost:{cluster.port()}"
+    commands = [
+        command
+        for _, text, line in given_to("tests/grpc/test_go.py", ROOT / page)
+        for command in typed(text, page, line)
+    ]
+    create, produce, consume = (shlex.split(command.text) for command in commands)
+    assert [words[4].rpartition("/")[2] for words in (create, produce, consume)] == [
+        "CreateTopic",
+        "Produce",
+        "Consume",
+    ]
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "grpcurl").symlink_to(grpcurl)
+    run_blocks(commands[:2], tmp_path, cluster.port(), RUN_SECONDS, programs)
     flags = (grpcurl, "-plaintext", "-d")
-    create = '{"topic":"test-topic","partitions":3}'
-    (made,) = said(run(*flags, create, where, "broker.Broker/CreateTopic"))
-    assert made["partitions"] == 3
-    produce = '{"topic":"test-topic","partition":0,"payload":"SGVsbG8gV29ybGQ="}'
-    (done,) = said(run(*flags, produce, where, "broker.Broker/Produce"))
-    assert (done["offset"], done["partition"]) == ("0", 0)
-    consume = '{"topic":"test-topic","partition":0,"offset":0}'
-    (record,) = said(run(*flags, consume, where, "broker.Broker/Consume"))
+    (record,) = said(run(*flags, consume[3], where, "broker.Broker/Consume"))
     assert (record["offset"], record["payload"]) == ("0", "SGVsbG8gV29ybGQ=")
     with cluster.client() as client:
+        assert len(client.topic("test-topic").partitions) == 3
         assert [r.value for r in client.read("test-topic")] == [b"Hello World"]
-    again = run(*flags, create, where, "broker.Broker/CreateTopic")
+    again = run(*flags, create[3], where, "broker.Broker/CreateTopic")
     assert again.returncode != 0 and "AlreadyExists" in again.stderr
 
 

@@ -97,6 +97,9 @@ class CommandClient(Client):
 
     def topic(self, name: str) -> TopicMetadata:
         """One topic; where there is none, an error that names one which may be meant."""
+        whole, colon, _ = name.partition(":")
+        if colon:
+            raise UnknownTopicOrPartition(f"no topic {name}: give the whole topic, {whole}")
         try:
             return super().topic(name)
         except UnknownTopicOrPartition:

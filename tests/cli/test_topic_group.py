@@ -54,6 +54,10 @@ def test_a_topic_from_creation_to_deletion(kept, kept_broker):
     ):
         assert word in shown
 
+    whole = f"kept: no topic {name}:1: give the whole topic, {name}\n"
+    assert kept("topic", "describe", f"{name}:1", status=1).err == whole
+    assert kept("topic", "delete", f"{name}:1", status=1).err == whole
+
     kept("topic", "alter", name, "--config", "segment.ms=5000", "--delete-config", "segment.bytes")
     described = kept("topic", "describe", name, "--json").json
     assert set(described["config"]) == {"cleanup.policy", "segment.ms"}

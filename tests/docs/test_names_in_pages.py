@@ -11,7 +11,9 @@ import pytest
 
 from kept.cli.root import kept
 from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
+from kept.node.config.node_config import NodeConfig
 from kept.node.metrics.definitions import TABLE
+from kept.storage.errors import ConfigurationError
 from tests.docs.blocks import ROOT
 
 PAGES = [
@@ -26,6 +28,7 @@ NO_METRICS = {"kept_log", "kept_broker", "kept_cluster", "kept_secure_broker"}
 NO_SETTINGS = {"kept.yaml", "kept.security", "kept.command.config", "kept.compacted.before"}
 """A file, a feature, an option of Spark, and a header of a record."""
 _FENCED = re.compile(r"^[ ]*```(\w*)\n(.*?)^[ ]*```", re.M | re.S)
+_SETTINGS = re.compile(r"^```yaml\n(.*?)^```", re.M | re.S)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _CALL = re.compile(r"(?:^|[$|;(]\s*|: )kept ((?:-{0,2}[a-z])[^|;&<>)#`$]*)")
 
@@ -133,3 +136,25 @@ def _is_named(name: str) -> bool:
     inner = name.removeprefix("kept.").replace(".", "/")
     places = (ROOT / inner, ROOT / f"{inner}.py", ROOT / "kept" / inner, ROOT / f"kept/{inner}.py")
     return any(place.exists() for place in places)
+
+
+def settings_blocks() -> Iterator[tuple[str, str]]:
+    """(page and line, text) of the blocks that are a node's kept.yaml."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for found in _SETTINGS.finditer(text):
+            if re.match(r"[a-z]+(\.[a-z]+)*: ", found[1]):
+                line = text.count("\n", 0, found.start()) + 1
+                yield f"{page.relative_to(ROOT)}:{line}", found[1]
+
+
+def test_files_of_settings_are_ones_that_a_node_takes(tmp_path):
+    found = dict(settings_blocks())
+    assert len(found) >= 5
+    for number, text in enumerate(found.values()):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(text)
+        NodeConfig.load(str(file), {}, {})
+    file.write_text(text.replace("listeners", "listners"))
+    with pytest.raises(ConfigurationError, match="did you mean"):
+        NodeConfig.load(str(file), {}, {})

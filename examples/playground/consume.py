@@ -11,7 +11,14 @@ import os
 import sys
 import time
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 WIDTH = 60
 
@@ -21,9 +28,7 @@ def assign(consumer: Consumer, topic: str) -> list[TopicPartition]:
     known = consumer.list_topics(topic, timeout=30).topics[topic]
     if known.error is not None:
         sys.exit(f"{topic}: {known.error.str()}")
-    partitions = [TopicPartition(topic, p, 0) for p in known.partitions]
-    for one in partitions:
-        one.offset, _ = consumer.get_watermark_offsets(one, timeout=30)
+    partitions = [TopicPartition(topic, p, OFFSET_BEGINNING) for p in known.partitions]
     consumer.assign(partitions)
     return partitions
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from kept.testing import Cluster
 
@@ -220,13 +220,29 @@ class Reader:
         assert not self._thread.is_alive(), f"the consumer does not close within {READ_S} s"
 
 
+def _end(consumer: Consumer, place: TopicPartition) -> int:
+    """Where a partition ends. librdkafka gives this up with the first address that it tries, which
+    may be one of no use here, such as ``::1`` where there is no IPv6.
+    """
+    deadline = time.monotonic() + READ_S
+    while True:
+        try:
+            end: int = consumer.get_watermark_offsets(place, timeout=READ_S)[1]
+        except KafkaException:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return end
+
+
 def read_all(
     bootstrap: str, topic: str, partitions: int, client: Mapping[str, str] = INSECURE
 ) -> dict[tuple[int, int], int]:
     """Every record of a topic: (partition, offset) -> number."""
     consumer = Consumer({**client, "bootstrap.servers": bootstrap, "group.id": "ends"})
     places = [TopicPartition(topic, number) for number in range(partitions)]
-    ends = [consumer.get_watermark_offsets(place, timeout=READ_S)[1] for place in places]
+    ends = [_end(consumer, place) for place in places]
     consumer.close()
     reader = Reader(bootstrap, topic, partitions=partitions, client=client)
     try:

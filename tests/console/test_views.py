@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import urllib.request
 from datetime import UTC, datetime
 
 import pytest
@@ -10,6 +13,8 @@ import pytest
 from kept.client.client import OutRecord
 from kept.client.consume.consumer import GroupConsumer
 from kept.client.consume.positions import EARLIEST
+from kept.storage.types import TopicPartition
+from tests.console import scene
 
 pytestmark = [
     pytest.mark.slow,
@@ -169,3 +174,45 @@ def test_a_tail_says_what_could_not_be_read(kept_cluster, chromium):
         " Partition 1: offsets 5 to 8 could not be read: the log is damaged at offset 5."
     )
     assert wrong == []
+
+
+def test_the_lag_of_a_group_is_one_number_everywhere(kept_cluster, chromium):
+    """In lists and pages, from /api/v1, by commands and among metrics; what is unknown, too."""
+    from tests.console import browser
+
+    cluster = kept_cluster()
+    topic = cluster.create_topic(partitions=3)
+
+    def command(*words):
+        line = [sys.executable, "-m", "kept", *words, "--json", "--bootstrap", cluster.bootstrap]
+        return json.loads(subprocess.run(line, capture_output=True, check=True, timeout=60).stdout)
+
+    with cluster.client() as client:
+        for partition, count in enumerate((5, 7, 2)):
+            client.produce(topic, [OutRecord(b"k", b"v", partition=partition)] * count)
+        committed = {TopicPartition(topic, 0): 2, TopicPartition(topic, 1): 3}
+        client.commit("readers", committed)
+        reader = GroupConsumer(client, "readers", [topic], reset=EARLIEST)
+        while not reader.poll():
+            pass
+        (listed,) = scene.given(cluster, "groups?name=readers")["groups"]
+        (of_topic,) = scene.given(cluster, f"topics/{topic}/groups")["groups"]
+        (moving,) = command("top", "groups", "--interval", "0.5")["groups"]
+        (in_list,) = command("group", "list")
+        told = [listed, of_topic, scene.given(cluster, "groups/readers"), moving, in_list]
+        told.append(command("group", "describe", "readers"))
+        assert [(one["lag"], one["partitions_unknown"]) for one in told] == [(7, 1)] * 6
+        with urllib.request.urlopen(f"{cluster.url()}/metrics") as answer:
+            metrics = answer.read().decode()
+        assert f'kept_group_lag{{group="readers",topic="{topic}"}} 7.0\n' in metrics
+        page, wrong = browser.opened(chromium)
+        shown = []
+        browser.show(page, cluster.url(), "#groups")
+        shown += [row["Lag"] for row in browser.rows(page, "Consumer groups")]
+        browser.show(page, cluster.url(), f"#topic/{topic}")
+        shown += [row["Lag"] for row in browser.rows(page, "Consumer groups of the topic")]
+        browser.show(page, cluster.url(), "#group/readers")
+        shown.append(browser.facts(page)["Lag"])
+        assert shown == ["7 (1 partition unknown)"] * 3
+        reader.close()
+        assert wrong == []

@@ -65,7 +65,8 @@ SMOKE = tests/compat/test_confluent.py tests/compat/test_kafka_python.py tests/c
         tests/client/test_client.py tests/compaction/test_judge.py tests/storage/test_judge_kafka_files.py \
         tests/node/coordinator/groups/test_kafka_tools.py tests/node/wire/test_cleaner.py \
         tests/console/test_browser.py tests/spark/test_read.py tests/deploy/test_image.py \
-        tests/failover/test_failover.py tests/failover/test_truncation.py tests/node/wire/test_client_quotas.py tests/docs/test_pages.py tests/docs/test_site.py
+        tests/failover/test_failover.py tests/failover/test_truncation.py tests/node/wire/test_client_quotas.py tests/docs/test_pages.py \
+        tests/docs/test_blocks_in_context.py tests/docs/test_site.py
 smoke: setup
 	$(INSTALL) '.[spark]' --group browser --group docs
 	$(PYTEST) -q -m slow -n 2 --dist loadscope $(SMOKE)

@@ -8,8 +8,6 @@ import struct
 from kept.storage.records import build_batch
 from kept.storage.types import Codec
 
-TIMESTAMP_MS = 1_760_000_000_000
-
 
 def batch(size_bytes: int, record_bytes: int, codec: Codec, now_ms: int, seed: int = 1) -> bytes:
     """A record batch of about ``size_bytes`` uncompressed; half of each value compresses well."""

@@ -147,7 +147,6 @@ class _Run:
         self.file: File | None = None
         self.written = self.synced = 0
         self.hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
-        self.survivors_left = 0
 
     def outputs(self) -> list[OutputSegment]:
         """Do it; returns the output segments."""

@@ -13,7 +13,7 @@ delete horizon is unset or in the future. Keyless and aborted records do not sur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -41,8 +41,6 @@ MIN_MAP_SLOTS: Final = 2
 BYTES_PER_SLOT: Final = 16
 MIN_BYTES_PER_KEY: Final = 7
 """A record has at least this many bytes, so a range has at most so many keys."""
-
-Tick = Callable[[], None]
 
 
 @dataclass(slots=True)

@@ -92,7 +92,6 @@ class Translation:
         self.settings: dict[tuple[int, str, str], str] = {}
         self.quotas: dict[tuple[QuotaEntity, str], float] = {}
         self.next_producer_id = 0
-        self.metadata_version = 0
         self._touched = _Touched()
         self._emitted_topics: dict[UUID, int] = {}  # how many partitions of it were given out
         self._emitted_brokers: dict[int, int] = {}  # its epoch

@@ -21,8 +21,6 @@ CHECKED_EACH: Final = 200
 """Rounds of attempts between two checks of what is held."""
 STEADY_CONNECTIONS: Final = 2
 
-Attempts = Iterable[tuple[str, int]]
-
 
 class Failure(Exception):
     """What an attempt broke, and how to repeat it."""

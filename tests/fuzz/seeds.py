@@ -241,7 +241,3 @@ RULES: Final = (
 SCRAM_USERS: Final = (
     b"SCRAM-SHA-256=[name=ada,iterations=4096,password=p],SCRAM-SHA-512=[name='b b',password=q]"
 )
-SETTINGS_FILE: Final = (
-    b"listeners: 'PLAINTEXT://:0'\nlog.retention.ms: 7\nssl:\n  client:\n    auth: none\n"
-    b"super.users: User:a;User:CN=x,O=y\nnode.id: 0\n- x\n&a [*a]\n"
-)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from tests.model.properties import check, check_liveness
 from tests.model.protocol import Action, Model, State, Violation
 
-SEED_STRIDE = 1_000_000
-
 
 @dataclass
 class Result:

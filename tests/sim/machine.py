@@ -56,7 +56,6 @@ class Machine:
         self.rate = 1.0
         self.wall_offset_ms = 0
         self.deaths: list[tuple[int, str]] = []
-        self.boot_errors = 0
         self.on_death: list[Callable[[Machine, str], None]] = []
         self._held: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
         self._death_kind = "kill"

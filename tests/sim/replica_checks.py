@@ -61,7 +61,7 @@ class Copy:
 
 @dataclass
 class Register:
-    """What is committed in a partition; ``given_up``: acknowledgements before that time may be
+    """What is committed in a partition; ``give_ups``: how often acknowledged records may have been
     lost (rule 33: no ISR member kept its disk's content).
     """
 
@@ -70,7 +70,6 @@ class Register:
     start: int = 0
     end: int = 0
     certain: set[int] = field(default_factory=set)
-    given_up_us: int = -1
     give_ups: int = 0
     sequences: dict[tuple[int, int], int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)

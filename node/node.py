@@ -188,8 +188,8 @@ class Node:
             image.config(ResourceType.BROKER, ""),
         )
         config = self.config
-        parts.budget.resize(config.inflight_max_bytes, config.inflight_max_bytes_per_ip)
-        parts.inflating.limit_bytes = config.inflating_max_bytes
+        parts.memory.in_flight.resize(config.inflight_max_bytes, config.inflight_max_bytes_per_ip)
+        parts.memory.inflating.limit_bytes = config.inflating_max_bytes
         parts.replicas.settings.limit_replication()
 
     # The end.

@@ -75,7 +75,7 @@ from kept.node.replicas.role_changes import RoleChanges
 from kept.node.runtime.connection_quota import ConnectionQuota
 from kept.node.runtime.counters import Counters
 from kept.node.runtime.fd_quota import OpenFiles
-from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
+from kept.node.runtime.memory_budget import NodeMemory
 from kept.node.runtime.runtime import Runtime
 from kept.node.runtime.shutdown import Shutdown
 from kept.node.runtime.uncompiled_kernels import Kernels
@@ -116,10 +116,13 @@ class NodeParts:
         self.shutdown = Shutdown()
         self.counters = Counters()
         self.kernels = Kernels()
-        self.budget = MemoryBudget(config.inflight_max_bytes, config.inflight_max_bytes_per_ip)
-        self.inflating = BudgetShare(self.budget, config.inflating_max_bytes)
-        self.waiting = MemoryBudget(config.waiting_max_bytes, config.waiting_max_bytes // 4)
-        self.responses = MemoryBudget(config.responses_max_bytes)
+        self.memory = NodeMemory(
+            in_flight_bytes=config.inflight_max_bytes,
+            in_flight_bytes_per_network=config.inflight_max_bytes_per_ip,
+            inflating_bytes=config.inflating_max_bytes,
+            waiting_bytes=config.waiting_max_bytes,
+            responses_bytes=config.responses_max_bytes,
+        )
         self.producer_quota = ProducerQuota(config.producers_max)
         self.client_quotas = ClientQuotas(
             config.quota_window_num,
@@ -339,7 +342,7 @@ class NodeParts:
             ends=self._high_watermarks,
         )
         self.readiness = Readiness(config.node_id)
-        self.http = LazyHttpServer(self.runtime, live, self.budget, lambda: self.admin)
+        self.http = LazyHttpServer(self.runtime, live, self.memory.in_flight, lambda: self.admin)
         self.grpc = LazyServer(self.runtime, live, lambda: self.admin)
         self._build_listeners(config)
         self.maintenance = Maintenance(
@@ -401,8 +404,7 @@ class NodeParts:
             config=self.live_config,
             counters=self.counters,
             kernels=self.kernels,
-            budget=self.budget,
-            inflating=self.inflating,
+            memory=self.memory,
             open_files=self.open_files,
             identity=self.identity,
             metadata=self.metadata,
@@ -456,7 +458,7 @@ class NodeParts:
             counters=self.counters,
             logins=self.logins,
             quotas=self.client_quotas,
-            inflating=self.inflating,
+            inflating=self.memory.inflating,
         )
         self.handlers = RequestHandlers(collaborators, self.forwarding, self.authorizer, self.audit)
         hints = LeaderHints(live, metadata, self.addresses, self.detector, table)
@@ -464,9 +466,7 @@ class NodeParts:
             runtime=runtime,
             config=live,
             counters=self.counters,
-            budget=self.budget,
-            waiting=self.waiting,
-            responses=self.responses,
+            memory=self.memory,
             open_files=self.open_files,
             lease=self.lease,
             table=table,
@@ -475,7 +475,7 @@ class NodeParts:
                 table,
                 self.lease,
                 self.counters,
-                CheckResources(runtime, live, self.inflating),
+                CheckResources(runtime, live, self.memory.inflating),
                 DelayedProduceContext(runtime, self.cluster_link, self.barrier, hints),
                 transactional=TransactionalBatches(runtime, self.verifier),
             ),
@@ -490,7 +490,7 @@ class NodeParts:
                     self.replicas,
                     self.quotas.leader,
                     hints,
-                    self.responses,
+                    self.memory.responses,
                 )
             ),
             messages=self.handlers,

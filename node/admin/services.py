@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.fd_quota import OpenFiles
-    from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
+    from kept.node.runtime.memory_budget import NodeMemory
     from kept.node.runtime.runtime import Runtime
     from kept.node.runtime.uncompiled_kernels import Kernels
     from kept.node.security.audit import AuditLog
@@ -75,8 +75,7 @@ class AdminServices:
     config: LiveConfig
     counters: Counters
     kernels: Kernels
-    budget: MemoryBudget
-    inflating: BudgetShare
+    memory: NodeMemory
     open_files: OpenFiles
 
     identity: NodeIdentity
@@ -184,7 +183,7 @@ class AdminServices:
         readers = Readers(
             runtime=runtime,
             metadata=metadata,
-            inflating=self.inflating,
+            inflating=self.memory.inflating,
             lookup=lookup,
             new_client=self.new_client,
         )

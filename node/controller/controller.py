@@ -77,7 +77,6 @@ class Controller:
         self._runtime = runtime
         self._config = config
         self._metadata = metadata
-        self._identity = identity
         self._peers = peers
         self._open_files = open_files
         self._counters = counters

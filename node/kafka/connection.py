@@ -10,7 +10,7 @@ Limits: a frame may be ``socket.request.max.bytes``; beyond
 ``kept.connection.inflight.max.requests`` unanswered requests, or
 ``kept.connection.inflight.max.bytes`` of responses that the client does not take, no further
 request is served, those that were read already included. What its buffer holds beyond
-:data:`BASE_BUFFER_BYTES` and unsent responses draw on the node's :class:`MemoryBudget`, by the
+:data:`BASE_BUFFER_BYTES` and unsent responses draw on the node's :class:`NodeMemory`, by the
 account of the peer's network; requests that wait draw on one of their own, since those that they
 wait for must come in meanwhile. While that is used up, no further request of a connection is served
 behind one that waits, and none of more than :data:`SMALL_FRAME_BYTES`, but for those of nodes.
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.fd_quota import OpenFiles
-    from kept.node.runtime.memory_budget import MemoryBudget
+    from kept.node.runtime.memory_budget import NodeMemory
     from kept.node.runtime.runtime import Runtime
     from kept.node.security.client_quotas import ClientQuotas, ClientView
     from kept.node.security.connection_rates import ConnectionRates
@@ -189,12 +189,7 @@ class ServerContext:
     runtime: Runtime
     config: LiveConfig
     counters: Counters
-    budget: MemoryBudget
-    """What requests and responses hold as they come and go."""
-    waiting: MemoryBudget
-    """What requests hold that wait for others: replicas, disks, the controller, producers."""
-    responses: MemoryBudget
-    """What responses hold while they are made in slices."""
+    memory: NodeMemory
     open_files: OpenFiles
     lease: ServingLease
     table: ReplicaTable
@@ -255,9 +250,9 @@ class Connection(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
-        self.account = self.context.budget
+        self.account = self.context.memory.in_flight
         """What this peer's network may hold of the node's budget."""
-        self.waiting_account = self.context.waiting
+        self.waiting_account = self.context.memory.waiting
         """The same of what its waiting requests hold."""
         self._reserved_bytes = 0
         """What the request buffer has drawn on it: its size beyond the base buffer."""
@@ -300,8 +295,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.last_active = self.context.runtime.loop.time()
         network = network_of(self.host)
-        self.account = self.context.budget.account(network)
-        self.waiting_account = self.context.waiting.account(network)
+        memory = self.context.memory
+        self.account = memory.in_flight.account(network)
+        self.waiting_account = memory.waiting.account(network)
         shared: dict[str, Any] = {
             "runtime": self.context.runtime,
             "table": self.context.table,
@@ -642,7 +638,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort("markers over a connection that its node has replaced")
             return
         now = self.last_active
-        responses = None if self.listener.between_nodes else self.context.responses
+        responses = None if self.listener.between_nodes else self.context.memory.responses
         setting = ""
         try:
             self.listener.check_decoded(len(frame) - position)

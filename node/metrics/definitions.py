@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.fd_quota import OpenFiles
     from kept.node.runtime.histogram import Histogram
-    from kept.node.runtime.memory_budget import MemoryBudget
+    from kept.node.runtime.memory_budget import NodeMemory
     from kept.node.runtime.uncompiled_kernels import Kernels
     from kept.node.security.oauth.token_checks import TokenChecks
     from kept.node.security.tls_reload import TlsReload
@@ -46,7 +46,7 @@ class Sources(Struct, frozen=True):
     kernels: Kernels
     health: NodeHealth
     open_files: OpenFiles
-    budget: MemoryBudget
+    memory: NodeMemory
     metadata: MetadataLog
     transactions: TransactionCoordinator
     verifier: Verifier
@@ -151,7 +151,7 @@ TABLE: Final = (
     ),
     gauge("ready", lambda s: s.health.unready() is None).means("1 when the node serves clients."),
     gauge("connections", lambda s: s.open_files.connection_count).means("Open connections."),
-    gauge("inflight_bytes", lambda s: s.budget.used_bytes).means(
+    gauge("inflight_bytes", lambda s: s.memory.in_flight.used_bytes).means(
         "Bytes of requests and responses held."
     ),
     gauge("raft_term", lambda s: s.metadata.raft_node.term).means("Term of the metadata log."),

@@ -100,7 +100,7 @@ class NodeMetrics:
             kernels=services.kernels,
             health=services.health,
             open_files=services.open_files,
-            budget=services.budget,
+            memory=services.memory,
             metadata=services.metadata,
             transactions=services.transactions,
             verifier=services.verifier,

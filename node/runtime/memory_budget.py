@@ -156,6 +156,28 @@ class MemoryBudget:
         )
 
 
+class NodeMemory:
+    """The budgets of one node, which all its listeners share."""
+
+    def __init__(
+        self,
+        *,
+        in_flight_bytes: int,
+        in_flight_bytes_per_network: int,
+        inflating_bytes: int,
+        waiting_bytes: int,
+        responses_bytes: int,
+    ) -> None:
+        self.in_flight = MemoryBudget(in_flight_bytes, in_flight_bytes_per_network)
+        """What requests and responses hold as they come and go."""
+        self.inflating = BudgetShare(self.in_flight, inflating_bytes)
+        """What batches hold that are inflated, to be checked or read."""
+        self.waiting = MemoryBudget(waiting_bytes, waiting_bytes // 4)
+        """What requests hold that wait for others: replicas, disks, the controller, producers."""
+        self.responses = MemoryBudget(responses_bytes)
+        """What responses hold while they are made in slices."""
+
+
 class BudgetShare:
     """A part of a budget that is drawn in turn: first come, first served.
 

@@ -224,9 +224,9 @@ class Kept:
             "handshakes": sum(
                 len(listener.acceptor.begun) for listener in listeners if listener.acceptor
             ),
-            "bytes": parts.budget.used_bytes,
-            "waiting bytes": parts.waiting.used_bytes,
-            "inflated bytes": parts.inflating.used_bytes,
+            "bytes": parts.memory.in_flight.used_bytes,
+            "waiting bytes": parts.memory.waiting.used_bytes,
+            "inflated bytes": parts.memory.inflating.used_bytes,
         }
         return [f"{count} {what}" for what, count in held.items() if count]
 

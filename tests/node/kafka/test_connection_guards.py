@@ -149,16 +149,16 @@ def answer(lone, monkeypatch):
 async def test_a_connection_whose_request_was_cancelled_is_closed(lone, answer, capfd):
     reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
     writer.write(metadata_of("none"))
-    await until(lambda: lone.node.parts.waiting.used_bytes)
+    await until(lambda: lone.node.parts.memory.waiting.used_bytes)
     answer.cancel()
     assert await asyncio.wait_for(reader.read(1), 60) == b""
     writer.close()
-    assert not lone.node.parts.waiting.used_bytes
+    assert not lone.node.parts.memory.waiting.used_bytes
     assert 'event="request cancelled"' in capfd.readouterr().err
 
 
 async def test_behind_what_waits_nobody_is_served_while_waiting_memory_is_used_up(lone, answer):
-    waiting, listener = lone.node.parts.waiting, lone.node.parts.listeners[0]
+    waiting, listener = lone.node.parts.memory.waiting, lone.node.parts.listeners[0]
     _, writer = await asyncio.open_connection("127.0.0.1", lone.port)
     writer.write(metadata_of("none"))
     await until(lambda: waiting.used_bytes)
@@ -181,7 +181,7 @@ async def test_behind_what_waits_nobody_is_served_while_waiting_memory_is_used_u
 
 
 async def test_a_large_request_waits_until_waiting_memory_comes_back(lone):
-    waiting, listener = lone.node.parts.waiting, lone.node.parts.listeners[0]
+    waiting, listener = lone.node.parts.memory.waiting, lone.node.parts.listeners[0]
     waiting.force(waiting.limit_bytes)
     large = metadata_of(*(f"none-{number:04}" for number in range(100)))
     small = metadata_of("none")
@@ -209,7 +209,7 @@ async def test_a_large_request_waits_until_waiting_memory_comes_back(lone):
 @pytest.mark.parametrize("key", [ApiKey.METADATA, ApiKey.JOIN_GROUP])
 async def test_an_answer_that_is_waited_for_is_counted_by_its_entries(lone, answer, key):
     """But for members of groups, which are counted as such."""
-    waiting, listener = lone.node.parts.waiting, lone.node.parts.listeners[0]
+    waiting, listener = lone.node.parts.memory.waiting, lone.node.parts.listeners[0]
     _, writer = await asyncio.open_connection("127.0.0.1", lone.port)
     if key == ApiKey.METADATA:
         frame = metadata_of(*(f"none-{number:04}" for number in range(100)))

@@ -91,7 +91,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lone]:
 async def all_gone(lone: Lone) -> None:
     """No client is connected any more, and no memory is out."""
     parts = lone.node.parts
-    while parts.listeners[0].connections or parts.responses.used_bytes or parts.budget.used_bytes:
+    while (
+        parts.listeners[0].connections
+        or parts.memory.responses.used_bytes
+        or parts.memory.in_flight.used_bytes
+    ):
         await asyncio.sleep(0.001)
 
 
@@ -103,7 +107,7 @@ def everything(correlation_id: int = 7) -> bytes:
 async def watch(lone: Any, most: list[int]) -> None:
     """Keep the most that the budget had out, at the end of the list."""
     while True:
-        most.append(max(most.pop(), lone.node.parts.responses.used_bytes))
+        most.append(max(most.pop(), lone.node.parts.memory.responses.used_bytes))
         await asyncio.sleep(0)
 
 
@@ -150,7 +154,7 @@ def test_responses_behind_one_that_waits_are_bounded(node, leaves) -> None:
                 await asyncio.sleep(0.001)
         for _ in range(200):  # time for more of them, were there no limit
             await asyncio.sleep(0.001)
-        size = node.node.parts.budget.used_bytes
+        size = node.node.parts.memory.in_flight.used_bytes
         assert BEHIND_BYTES <= mine._behind_bytes <= size < 3 * BEHIND_BYTES
         assert mine.has_unsent, "it is closed when it stays so"
         if leaves:
@@ -160,7 +164,7 @@ def test_responses_behind_one_that_waits_are_bounded(node, leaves) -> None:
             for number in range(20):
                 answer = await client.frame()
                 assert struct.unpack_from(">i", answer) == (number,)
-        while node.node.parts.budget.used_bytes or mine._behind_bytes:
+        while node.node.parts.memory.in_flight.used_bytes or mine._behind_bytes:
             await asyncio.sleep(0.001)
         client.writer.close()
         await all_gone(node)

@@ -24,16 +24,19 @@ def test_what_is_in_flight_is_shared_out_as_settings_say(lone_node: Any) -> None
         kept_waiting_max_bytes="1000000",
         kept_responses_max_bytes="500000",
     ).node.parts
-    assert (parts.budget.limit_bytes, parts.budget.account("h").limit_bytes) == (
+    assert (
+        parts.memory.in_flight.limit_bytes,
+        parts.memory.in_flight.account("h").limit_bytes,
+    ) == (
         8_000_000,
         3_000_000,
     )
-    assert parts.inflating.limit_bytes == 2_000_000
-    assert (parts.waiting.limit_bytes, parts.waiting.account("h").limit_bytes) == (
+    assert parts.memory.inflating.limit_bytes == 2_000_000
+    assert (parts.memory.waiting.limit_bytes, parts.memory.waiting.account("h").limit_bytes) == (
         1_000_000,
         250_000,
     )
-    assert parts.responses.limit_bytes == 500_000
+    assert parts.memory.responses.limit_bytes == 500_000
 
 
 def test_all_logs_remember_so_many_producers_together(lone_node: Any) -> None:

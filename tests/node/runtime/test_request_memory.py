@@ -84,12 +84,16 @@ async def test_a_frame_that_is_announced_reserves_what_has_come(lone):
     async with clients(lone, "127.0.0.1", "127.0.0.1") as (client, _):
         client.writer.write(struct.pack(">ihhih", 100_000_000, 0, 9, 1, -1) + bytes(300_000))
         await until(lambda: client.mine(lone)._end >= 300_000)
-        assert lone.node.parts.budget.used_bytes <= KEPT_BUFFER_BYTES
+        assert lone.node.parts.memory.in_flight.used_bytes <= KEPT_BUFFER_BYTES
         client.writer.write(bytes(10_000_000))
         await until(lambda: client.mine(lone)._end >= 10_000_000)
         come = client.mine(lone)._end
-        assert come <= lone.node.parts.budget.used_bytes + BASE_BUFFER_BYTES <= 2 * come + 6 * MIB
-    await until(lambda: not lone.node.parts.budget.used_bytes)
+        assert (
+            come
+            <= lone.node.parts.memory.in_flight.used_bytes + BASE_BUFFER_BYTES
+            <= 2 * come + 6 * MIB
+        )
+    await until(lambda: not lone.node.parts.memory.in_flight.used_bytes)
 
 
 async def test_a_large_buffer_is_given_back_with_its_request(lone):
@@ -100,22 +104,22 @@ async def test_a_large_buffer_is_given_back_with_its_request(lone):
         assert (await client.produced()).error_code == 0
         mine = client.mine(lone)
         assert len(mine._buffer) >= 900_000, "the next one of its size finds room"
-        assert lone.node.parts.budget.used_bytes == len(mine._buffer) - BASE_BUFFER_BYTES
+        assert lone.node.parts.memory.in_flight.used_bytes == len(mine._buffer) - BASE_BUFFER_BYTES
         client.writer.write(frame(plain(9_000_000)))
         assert (await client.produced()).error_code == 0
         assert len(mine._buffer) == BASE_BUFFER_BYTES, "at once, not when it is idle"
-        assert lone.node.parts.budget.used_bytes == 0
+        assert lone.node.parts.memory.in_flight.used_bytes == 0
 
 
 async def test_nothing_is_kept_between_requests_while_memory_is_short(lone):
     await lone.created("t")
     async with clients(lone, "127.0.0.1") as (client,):
-        held = lone.node.parts.budget.limit_bytes // 2 + 1
-        lone.node.parts.budget.force(held)
+        held = lone.node.parts.memory.in_flight.limit_bytes // 2 + 1
+        lone.node.parts.memory.in_flight.force(held)
         client.writer.write(frame(plain(900_000)))
         assert (await client.produced()).error_code == 0
-        assert lone.node.parts.budget.used_bytes == held, "at once, not when it is idle"
-        lone.node.parts.budget.release(held)
+        assert lone.node.parts.memory.in_flight.used_bytes == held, "at once, not when it is idle"
+        lone.node.parts.memory.in_flight.release(held)
 
 
 def test_frames_that_are_half_read_do_not_wait_for_each_other(lone_node):
@@ -127,7 +131,7 @@ def test_frames_that_are_half_read_do_not_wait_for_each_other(lone_node):
         async with clients(lone, *["127.0.0.1"] * 4) as several:
             for client in several:
                 client.writer.write(whole[:1_500_000])
-            budget = lone.node.parts.budget
+            budget = lone.node.parts.memory.in_flight
             await until(lambda: budget.used_bytes >= 3 * MIB)
             for client in several:
                 client.writer.write(whole[1_500_000:])
@@ -150,7 +154,7 @@ def test_one_address_may_hold_its_part_and_others_go_on(lone_node):
             for client in crowd:
                 client.writer.write(whole[:-10])
             await until(lambda: sum(c.mine(lone).blocked for c in crowd) >= 3)
-            assert lone.node.parts.budget.used_bytes <= 4 * MIB + len(whole)
+            assert lone.node.parts.memory.in_flight.used_bytes <= 4 * MIB + len(whole)
             other.writer.write(whole)
             assert (await other.produced()).error_code == 0, "another address is not concerned"
             for client in crowd:
@@ -168,24 +172,24 @@ async def test_http_bodies_draw_on_the_budget(lone):
             b"Content-Length: 900000\r\n\r\n"
         )
         first.writer.write(head + bytes(500_000))
-        await until(lambda: lone.node.parts.budget.used_bytes >= 500_000 - UNDRAWN_BYTES)
-        lone.node.parts.budget.force(lone.node.parts.budget.limit_bytes)
+        await until(lambda: lone.node.parts.memory.in_flight.used_bytes >= 500_000 - UNDRAWN_BYTES)
+        lone.node.parts.memory.in_flight.force(lone.node.parts.memory.in_flight.limit_bytes)
         second.writer.write(head + bytes(500_000))
         async with asyncio.timeout(PATIENCE_S):
             assert (await second.reader.readline()).startswith(b"HTTP/1.1 503")
-        lone.node.parts.budget.release(lone.node.parts.budget.limit_bytes)
-    await until(lambda: not lone.node.parts.budget.used_bytes)
+        lone.node.parts.memory.in_flight.release(lone.node.parts.memory.in_flight.limit_bytes)
+    await until(lambda: not lone.node.parts.memory.in_flight.used_bytes)
 
 
 async def test_probes_and_metrics_are_answered_whatever_clients_hold(lone):
     """A liveness probe that hears 503 has its node killed, by whoever sends half of a request."""
-    lone.node.parts.budget.force(lone.node.parts.budget.limit_bytes)
+    lone.node.parts.memory.in_flight.force(lone.node.parts.memory.in_flight.limit_bytes)
     for path in (b"/healthz", b"/readyz", b"/metrics"):
         async with clients(lone, "127.0.0.1") as (client,):
             client.writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
             async with asyncio.timeout(PATIENCE_S):
                 assert (await client.reader.readline()).startswith(b"HTTP/1.1 200"), path
-    lone.node.parts.budget.release(lone.node.parts.budget.limit_bytes)
+    lone.node.parts.memory.in_flight.release(lone.node.parts.memory.in_flight.limit_bytes)
 
 
 async def test_the_buffer_of_a_closed_connection_goes_at_once(lone):
@@ -194,7 +198,7 @@ async def test_the_buffer_of_a_closed_connection_goes_at_once(lone):
         client.writer.write(struct.pack(">ihhih", 100_000_000, 0, 9, 1, -1) + bytes(3_000_000))
         await until(lambda: client.mine(lone)._end >= 3_000_000)
         mine = client.mine(lone)
-    await until(lambda: not lone.node.parts.budget.used_bytes)
+    await until(lambda: not lone.node.parts.memory.in_flight.used_bytes)
     assert not mine._buffer
 
 
@@ -241,7 +245,7 @@ async def test_small_batches_that_inflate_to_much_inflate_in_a_thread(lone, watc
         assert found.error_code == 0 and found.base_offset == acks ^ 1
     assert all(limit <= LOOP_BYTES for on_loop, limit in watched if on_loop)
     assert any(not on_loop for on_loop, _ in watched)
-    assert lone.node.parts.inflating.used_bytes == 0
+    assert lone.node.parts.memory.inflating.used_bytes == 0
 
 
 async def test_a_thread_inflates_into_what_was_drawn(lone, watched, monkeypatch):
@@ -259,12 +263,12 @@ async def test_a_thread_inflates_into_what_was_drawn(lone, watched, monkeypatch)
     limits = [limit for on_loop, limit in watched if not on_loop]
     (limit,) = drawn
     assert limits == drawn and 20 * MIB < limit < 21 * MIB, "its blocks tell how large it is"
-    assert lone.node.parts.inflating.used_bytes == 0
+    assert lone.node.parts.memory.inflating.used_bytes == 0
 
 
 async def test_batches_wait_for_room_to_inflate_and_others_go_on(lone):
     await lone.created("t")
-    inflating = lone.node.parts.inflating
+    inflating = lone.node.parts.memory.inflating
     inflating.draw(inflating.limit_bytes, lambda: None)
     async with clients(lone, "127.0.0.1", "127.0.0.1") as (client, other):
         client.writer.write(frame(bomb(Codec.GZIP)))
@@ -279,7 +283,7 @@ async def test_batches_wait_for_room_to_inflate_and_others_go_on(lone):
 
 async def test_inflating_does_not_wait_for_the_frames_that_wait_for_it(lone):
     await lone.created("t")
-    budget = lone.node.parts.budget
+    budget = lone.node.parts.memory.in_flight
     async with clients(lone, "127.0.0.1") as (client,):
         budget.force(budget.limit_bytes)
         client.writer.write(frame(bomb(Codec.ZSTD)))
@@ -301,7 +305,7 @@ def test_a_bomb_is_refused_and_the_rest_of_its_request_is_not(lone_node):
             assert [int(one.error_code) for one in found] == [0, 87, 0, 87]
 
     lone.run(go())
-    assert lone.node.parts.inflating.used_bytes == 0
+    assert lone.node.parts.memory.inflating.used_bytes == 0
 
 
 async def test_many_batches_of_one_request_are_not_all_checked_on_the_loop(lone, watched):
@@ -349,7 +353,7 @@ async def test_a_large_batch_is_compressed_for_its_topic_in_a_thread(lone, watch
 
 async def test_a_connection_that_goes_while_its_batch_waits_holds_its_bytes_until_then(lone):
     await lone.created("t")
-    inflating = lone.node.parts.inflating
+    inflating = lone.node.parts.memory.inflating
     inflating.draw(inflating.limit_bytes, lambda: None)
     mine = None
     async with clients(lone, "127.0.0.1") as (client,):
@@ -359,9 +363,9 @@ async def test_a_connection_that_goes_while_its_batch_waits_holds_its_bytes_unti
         mine = client.mine(lone)
         mine.abort()
     await until(lambda: mine.transport is None)
-    assert lone.node.parts.budget.used_bytes > inflating.limit_bytes + 400_000
+    assert lone.node.parts.memory.in_flight.used_bytes > inflating.limit_bytes + 400_000
     inflating.release(inflating.limit_bytes)
-    await until(lambda: not lone.node.parts.budget.used_bytes)
+    await until(lambda: not lone.node.parts.memory.in_flight.used_bytes)
 
 
 # What outlives its connection.
@@ -395,7 +399,7 @@ def test_joins_of_connections_that_are_gone_are_given_back(lone_node):
             refused = protocol.decode_response(11, 3, await first.frame())[1]
             assert int(refused.error_code) == 81, "GROUP_MAX_SIZE_REACHED"
         await until(lambda: memory.used_bytes - empty < MIB)
-        await until(lambda: not lone.node.parts.budget.used_bytes)
+        await until(lambda: not lone.node.parts.memory.in_flight.used_bytes)
 
     lone.run(go())
 
@@ -411,10 +415,10 @@ async def test_a_client_that_goes_while_its_fetch_takes_slices_holds_nothing(lon
         client.writer.write(fetch(20_000))
         mine = client.mine(lone)
         await until(lambda: mine.parked and mine.blocked)
-        assert lone.node.parts.budget.used_bytes
+        assert lone.node.parts.memory.in_flight.used_bytes
         mine.abort()
         await until(lambda: mine.transport is None)
-        await until(lambda: not lone.node.parts.budget.used_bytes)
+        await until(lambda: not lone.node.parts.memory.in_flight.used_bytes)
 
 
 def test_a_large_fetch_session_is_none(lone_node):
@@ -446,7 +450,9 @@ def reading_of(lone):
     parts = lone.node.parts
     gateway = parts.admin.new_client()
     tp = TopicPartition("t", 0)
-    return gateway, Reader(parts.runtime, parts.metadata, parts.inflating, gateway, tp, UNMETERED)
+    return gateway, Reader(
+        parts.runtime, parts.metadata, parts.memory.inflating, gateway, tp, UNMETERED
+    )
 
 
 def counted(monkeypatch):
@@ -478,7 +484,7 @@ def test_the_record_browser_makes_objects_of_what_it_shows(lone, monkeypatch):
     assert [record.offset for record in found.records] == [70_000, 70_001, 70_002]
     assert found.next_offset == 70_003
     assert sum(pieces) == 3
-    assert lone.node.parts.inflating.used_bytes == 0
+    assert lone.node.parts.memory.inflating.used_bytes == 0
 
 
 def test_a_reader_holds_a_piece_of_a_batch(lone, monkeypatch):
@@ -498,7 +504,7 @@ def test_a_reader_holds_a_piece_of_a_batch(lone, monkeypatch):
             taken += 1
             assert sum(pieces) <= taken + PIECE_RECORDS
             if taken % PIECE_RECORDS == 0:
-                assert lone.node.parts.inflating.used_bytes == 0, (
+                assert lone.node.parts.memory.inflating.used_bytes == 0, (
                     "nothing is held while it is taken"
                 )
         gateway.close()
@@ -509,7 +515,7 @@ def test_a_reader_holds_a_piece_of_a_batch(lone, monkeypatch):
 
 async def test_a_reader_that_is_given_up_gives_back(lone):
     await lone.created("t")
-    inflating = lone.node.parts.inflating
+    inflating = lone.node.parts.memory.inflating
     gateway, reader = reading_of(lone)
     inflating.draw(inflating.limit_bytes, lambda: None)
     waiting = asyncio.ensure_future(reader._piece(tiny(50_000), 10))

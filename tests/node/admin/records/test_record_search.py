@@ -273,7 +273,7 @@ def test_large_batches_hold_what_they_may(filled):
     found, _ = all_of(filled, contains=b"hit big", limit=2)
     assert len(found) == 3 and all(one.record.value_bytes == 900_007 for one in found)
     assert all(len(one.record.value_base64) < 6000 for one in found)
-    budget = filled.node.parts.inflating
+    budget = filled.node.parts.memory.inflating
     assert budget.used_bytes == 0
 
 
@@ -419,4 +419,4 @@ def test_answers_are_bounded_whatever_records_hold(lone):
         assert status == 200 and len(body) < most, (path, len(body))
     found, requests = all_of(lone, limit=200)
     assert len(found) == 16 and requests > 2
-    assert lone.node.parts.inflating.used_bytes == 0
+    assert lone.node.parts.memory.inflating.used_bytes == 0

@@ -92,7 +92,7 @@ async def test_events_are_small_whatever_comes(lone):
     assert len(event.records) + event.left_out == 111
     size = sum(record_tail.shown_bytes(one.record) for one in event.records)
     assert size <= record_tail.MAX_EVENT_BYTES
-    assert lone.node.parts.inflating.used_bytes == 0
+    assert lone.node.parts.memory.inflating.used_bytes == 0
     tail.close()
 
 

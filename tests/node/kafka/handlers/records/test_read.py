@@ -160,7 +160,7 @@ def test_a_large_batch_is_looked_into_in_a_thread(large, monkeypatch, timestamp,
     assert located(large, timestamp) == [("none", expected, NOW + expected)]
     on_loop = [limit for is_main, limit in looks if is_main]
     assert on_loop in ([], [LOOP_BYTES]) and len(looks) == len(on_loop) + 1
-    assert large.node.parts.inflating.used_bytes == 0
+    assert large.node.parts.memory.inflating.used_bytes == 0
     twice = located(large, timestamp, timestamp)
     assert twice == [("none", expected, NOW + expected), ("invalid_request", -1, -1)]
 

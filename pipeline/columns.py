@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kept.pipeline.connection import BadOption
-from kept.pipeline.optional import pa
+from kept.pipeline.lazy_imports import pa
 from kept.storage.records import Binary, Block, Field, HeaderLists
 
 TYPES: Final[Mapping[str, str]] = {

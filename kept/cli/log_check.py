@@ -11,7 +11,7 @@ import os
 from itertools import pairwise
 from typing import Final
 
-from kept.cli.dumps import dump, is_of_compaction
+from kept.cli.log_dump import dump, is_of_compaction
 from kept.cluster.metadata.check import check_metadata, has_metadata
 from kept.cluster.metadata.wal import WAL_NAME
 from kept.compaction.cleaner.cleaner_run import read_manifest

@@ -49,7 +49,7 @@ def check_new(path: str, conf: Mapping[str, str], name: str, *, may_exist: bool 
     argument's.
     """
     from kept.pipeline.jobs.exports import STATE
-    from kept.pipeline.jobs.files import BEGUN
+    from kept.pipeline.jobs.job_directory import BEGUN
 
     if not path:
         raise Failure(f"{name}: the name of the directory is empty")

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.strategy import rules
 from kept.pipeline.connection import BadOption
-from kept.pipeline.jobs import files, survivors
-from kept.pipeline.optional import f
+from kept.pipeline.jobs import survivors
+from kept.pipeline.jobs.job_directory import BEGUN, JobDirectory
+from kept.pipeline.lazy_imports import f
 from kept.pipeline.session import bounds_of, connect, records, register
 
 if TYPE_CHECKING:
@@ -117,12 +118,12 @@ def analyze(
     return made
 
 
-def _new(spark: SparkSession, path: str) -> files.Store:
+def _new(spark: SparkSession, path: str) -> JobDirectory:
     """A directory to write to: what is wrong with it is told before the topic is read."""
-    store = files.Store(spark, path)
+    store = JobDirectory(spark, path)
     store.must_be_empty()
-    store.claim(files.BEGUN)
-    store.remove(files.BEGUN)
+    store.claim(BEGUN)
+    store.remove(BEGUN)
     return store
 
 

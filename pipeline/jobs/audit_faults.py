@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from kept.compaction.strategy import rules
 from kept.pipeline.jobs import survivors
-from kept.pipeline.optional import f
+from kept.pipeline.lazy_imports import f
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.strategy import Strategy, rules
 from kept.pipeline.connection import BadOption
-from kept.pipeline.jobs import files, survivors
-from kept.pipeline.optional import f
+from kept.pipeline.jobs import survivors
+from kept.pipeline.jobs.job_directory import BEGUN, JobDirectory
+from kept.pipeline.lazy_imports import f
 from kept.pipeline.session import Bounds, bounds_of, connect, reach, records, register
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def load(spark: SparkSession, path: str) -> tuple[Export, DataFrame]:
     """An export and its records. Raises BadOption where there is none, or not a whole one: killed
     before it ended, or with files that are gone since.
     """
-    store = files.Store(spark, path)
+    store = JobDirectory(spark, path)
     said = store.note(STATE, FORMAT, "ends", "an export")
     if said is None:
         raise BadOption(f"{path} is no export: {STATE} is not there (an export ends with it)")
@@ -202,32 +203,32 @@ def compacted(rows: DataFrame, strategy: Strategy, below: Mapping[int, int]) -> 
     return left.drop("tombstone", "version", "survives").unionByName(new)
 
 
-def _new(spark: SparkSession, path: str) -> files.Store:
+def _new(spark: SparkSession, path: str) -> JobDirectory:
     """A directory to write to, which nobody else writes to."""
-    store = files.Store(spark, path)
+    store = JobDirectory(spark, path)
     there = store.names()
-    if STATE not in there and files.BEGUN in there:
+    if STATE not in there and BEGUN in there:
         raise BadOption(f"{path} has an export that is being written, or was given up: delete it")
     store.must_be_empty()
-    if not store.claim(files.BEGUN):
+    if not store.claim(BEGUN):
         raise BadOption(f"{path}: another export has just begun there")
     return store
 
 
 @contextlib.contextmanager
-def _written_whole(store: files.Store) -> Iterator[None]:
+def _written_whole(store: JobDirectory) -> Iterator[None]:
     """Where the block fails, what it wrote goes."""
-    with store.removed_on_failure(STATE, RECORDS, files.BEGUN):
+    with store.removed_on_failure(STATE, RECORDS, BEGUN):
         yield
-    store.remove(files.BEGUN)
+    store.remove(BEGUN)
 
 
-def _write(rows: DataFrame, store: files.Store) -> None:
+def _write(rows: DataFrame, store: JobDirectory) -> None:
     ordered = rows.select(*COLUMNS).sortWithinPartitions("partition", "offset")
     ordered.write.partitionBy("partition").parquet(store.at(RECORDS))
 
 
-def _rows(store: files.Store) -> DataFrame:
+def _rows(store: JobDirectory) -> DataFrame:
     schema = (
         "topic string, offset bigint, timestamp timestamp_ltz, timestampType int, key binary, "
         "value binary, headers array<struct<key:string,value:binary>>, partition int"
@@ -236,7 +237,7 @@ def _rows(store: files.Store) -> DataFrame:
 
 
 def _finish(
-    store: files.Store,
+    store: JobDirectory,
     bounds: Bounds,
     taken_ms: int,
     compacted_to: Mapping[int, int] | None = None,

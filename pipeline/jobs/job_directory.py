@@ -1,9 +1,9 @@
-"""Small files beside Parquet, wherever Spark's paths lead: a directory through Hadoop's FileSystem.
+"""The directory of a job: Parquet, and small files beside it, wherever Spark's paths lead.
 
 Spark reads and writes the data; a job's own notes (what was exported, how far a table goes) are a
-file of text, replaced as a whole. On a local disk that file is written without Hadoop, which keeps
-a checksum in another file beside it: a driver that was killed between the two would leave a note
-that cannot be read.
+file of text, replaced as a whole, through Hadoop's FileSystem. On a local disk that file is written
+without Hadoop, which keeps a checksum in another file beside it: a driver that was killed between
+the two would leave a note that cannot be read.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ BEGUN: Final = "_begun"
 """Made by the first of two who begin to write at once."""
 
 
-class Store:
-    """One directory, local or of any file system that the session knows."""
+class JobDirectory:
+    """One directory, local or of any file system that the session knows.
+
+    What Hadoop refuses is a Py4JError, what a local disk refuses an OSError.
+    """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         if not path:

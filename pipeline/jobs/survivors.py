@@ -26,7 +26,7 @@ from kept.compaction.strategy import (
     resolve,
     rules,
 )
-from kept.pipeline.optional import f, pa
+from kept.pipeline.lazy_imports import f, pa
 from kept.storage.errors import InvalidConfig, KeptError
 from kept.storage.records import Record
 from kept.storage.types import LogConfig, TopicPartition

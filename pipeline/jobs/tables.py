@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.consume.positions import LATEST
 from kept.pipeline.connection import BadOption
-from kept.pipeline.jobs import files
-from kept.pipeline.optional import f
+from kept.pipeline.jobs.job_directory import BEGUN, JobDirectory
+from kept.pipeline.lazy_imports import f
 from kept.pipeline.options import Subscribe
 from kept.pipeline.read import offsets
 from kept.pipeline.session import (
@@ -150,7 +150,7 @@ def refresh(spark: SparkSession, bootstrap: str | Bootstrap, topic: str, path: s
     ended. Raises BadOption when another refresh has ended in between: the table is that one's then.
     """
     register(spark)
-    store = files.Store(spark, path)
+    store = JobDirectory(spark, path)
     before = _state(store, topic)
     _remove_unfinished(store, before)
     began_ms = time.time_ns() // 1_000_000  # before the ends are asked for: what is new is newer
@@ -169,7 +169,7 @@ def refresh(spark: SparkSession, bootstrap: str | Bootstrap, topic: str, path: s
         store.remove(name)
         whole, name = late, _next(store, before)
         _write(spark, bootstrap, store, None, now, name=name)
-    removed = store.read(f"{name}/{files.BEGUN}") is None
+    removed = store.read(f"{name}/{BEGUN}") is None
     if removed or _state(store, topic) != before:
         store.remove(name)
         raise BadOption(
@@ -188,7 +188,7 @@ def refresh(spark: SparkSession, bootstrap: str | Bootstrap, topic: str, path: s
         "leader_epochs": {str(tp.partition): epoch for tp, epoch in epochs.items()},
     }
     _put(store, json.dumps(state), name)
-    store.remove(f"{name}/{files.BEGUN}")
+    store.remove(f"{name}/{BEGUN}")
     if before is not None:
         _remove_older(store, before["directory"])
     began = _start(None if whole else before, now)
@@ -198,14 +198,14 @@ def refresh(spark: SparkSession, bootstrap: str | Bootstrap, topic: str, path: s
 
 def saved(spark: SparkSession, path: str) -> DataFrame:
     """The table that the last :func:`refresh` left. Raises BadOption where there is none."""
-    store = files.Store(spark, path)
+    store = JobDirectory(spark, path)
     state = store.note(STATE, FORMAT, "directory", "a table")
     if state is None:
         raise BadOption(f"{path} has no table: {STATE} is not there; refresh it first")
     return store.rows(state["directory"])
 
 
-def _state(store: files.Store, topic: str) -> dict[str, Any] | None:
+def _state(store: JobDirectory, topic: str) -> dict[str, Any] | None:
     state = store.note(STATE, FORMAT, "directory", "a table")
     if state is None:
         return None
@@ -278,7 +278,7 @@ def _cut_back(
 def _write(
     spark: SparkSession,
     bootstrap: str | Bootstrap,
-    store: files.Store,
+    store: JobDirectory,
     before: Mapping[str, Any] | None,
     now: Bounds,
     *,
@@ -293,12 +293,12 @@ def _write(
         old = store.rows(before["directory"])
         rows = old.select(*COLUMNS).unionByName(new.select(*COLUMNS))
     with store.removed_on_failure(name):
-        store.claim(f"{name}/{files.BEGUN}")  # where it is gone, so is some of the table
+        store.claim(f"{name}/{BEGUN}")  # where it is gone, so is some of the table
         kept = latest(rows).filter("value is not null")
         kept.write.mode("append").parquet(store.at(name))
 
 
-def _put(store: files.Store, state: str, name: str) -> None:
+def _put(store: JobDirectory, state: str, name: str) -> None:
     """Replace the note that names the table; where that fails, directory ``name`` goes, unless it
     is the table by then.
     """
@@ -310,7 +310,7 @@ def _put(store: files.Store, state: str, name: str) -> None:
         raise
 
 
-def _next(store: files.Store, before: Mapping[str, Any] | None) -> str:
+def _next(store: JobDirectory, before: Mapping[str, Any] | None) -> str:
     """A new directory's name, with a higher number than those that are there, or are named."""
     number = max([_reached(before), *_numbered(store).values()]) + 1
     return f"table-{number:06}-{uuid.uuid4().hex[:8]}"
@@ -320,7 +320,7 @@ def _reached(before: Mapping[str, Any] | None) -> int:
     return 0 if before is None else _number(before["directory"])
 
 
-def _numbered(store: files.Store) -> dict[str, int]:
+def _numbered(store: JobDirectory) -> dict[str, int]:
     """The directories of tables; whatever else is there is not ours."""
     return {name: number for name in store.names() if (number := _number(name))}
 
@@ -330,7 +330,7 @@ def _number(name: str) -> int:
     return 0 if named is None else int(named[1])
 
 
-def _remove_unfinished(store: files.Store, before: Mapping[str, Any] | None) -> None:
+def _remove_unfinished(store: JobDirectory, before: Mapping[str, Any] | None) -> None:
     """Remove what refreshes after ``before`` left that were killed, but for the newest of them,
     which may be at work.
     """
@@ -339,7 +339,7 @@ def _remove_unfinished(store: files.Store, before: Mapping[str, Any] | None) -> 
         store.remove(name)
 
 
-def _remove_older(store: files.Store, before: str) -> None:
+def _remove_older(store: JobDirectory, before: str) -> None:
     """Leave the table that was replaced, which somebody may read, and what was begun after it: a
     refresh that ends at the same moment names its directory as the table.
     """

@@ -20,7 +20,7 @@ from kept.client.consume.fetch import FetchLimits
 from kept.client.consume.range_reader import RangeReader
 from kept.pipeline.columns import ArrowBatches, wanted_fields
 from kept.pipeline.connection import Connection
-from kept.pipeline.optional import pa
+from kept.pipeline.lazy_imports import pa
 from kept.pipeline.options import ReadOptions
 from kept.pipeline.read.plan import MIN_INT64, Bounds, Range
 from kept.storage.errors import CorruptMessage, InvalidRecord

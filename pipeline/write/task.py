@@ -17,7 +17,7 @@ from typing import Any, Final
 from kept.client.client import Client
 from kept.pipeline.columns import HEADERS
 from kept.pipeline.connection import BadOption
-from kept.pipeline.optional import pa
+from kept.pipeline.lazy_imports import pa
 from kept.pipeline.options import WriteOptions
 from kept.pipeline.write.ledger import Begun, NotTheSame, confirm
 from kept.storage.errors import InvalidRecord, OutOfOrderSequenceNumber, PeerError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.pipeline.jobs import files
+from kept.pipeline.jobs import job_directory
 
 
 def test_two_who_replace_a_note_at_once_both_do(
@@ -18,12 +18,12 @@ def test_two_who_replace_a_note_at_once_both_do(
 
     def overtaken(draft: Path, path: Path) -> None:
         monkeypatch.setattr(os, "replace", replace)
-        files._replace(note, "the other")
+        job_directory._replace(note, "the other")
         assert note.read_text() == "the other"
         replace(draft, path)
 
     monkeypatch.setattr(os, "replace", overtaken)
-    files._replace(note, "mine")
+    job_directory._replace(note, "mine")
     assert note.read_text() == "mine" and os.listdir(tmp_path) == ["note"]
 
 
@@ -31,12 +31,12 @@ def test_a_note_that_cannot_be_written_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note = tmp_path / "note"
-    files._replace(note, "old")
+    job_directory._replace(note, "old")
 
     def full(number: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        files._replace(note, "new")
+        job_directory._replace(note, "new")
     assert note.read_text() == "old" and os.listdir(tmp_path) == ["note"]

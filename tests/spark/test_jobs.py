@@ -18,7 +18,8 @@ from kept.client.json_api import JsonApi
 from kept.compaction.strategy import From, Latest
 from kept.pipeline import jobs
 from kept.pipeline.connection import BadOption
-from kept.pipeline.jobs import exports, files, tables
+from kept.pipeline.jobs import exports, tables
+from kept.pipeline.jobs.job_directory import JobDirectory
 from kept.pipeline.session import bounds_of
 from kept.storage.records import Record
 from kept.testing import Cluster
@@ -294,7 +295,7 @@ def test_a_note_that_cannot_be_replaced_leaves_the_table_of_before(
     where, path = kept_broker.bootstrap, tmp_path / "table"
     history(client, topic, 1)
     jobs.refresh(spark, where, topic, str(path))
-    before, old, replace = sorted(os.listdir(path)), model(client, topic), files.Store.replace
+    before, old, replace = sorted(os.listdir(path)), model(client, topic), JobDirectory.replace
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -304,12 +305,12 @@ def test_a_note_that_cannot_be_replaced_leaves_the_table_of_before(
         raise KeyboardInterrupt
 
     fill(client, topic, range(5))
-    monkeypatch.setattr(files.Store, "replace", full)
+    monkeypatch.setattr(JobDirectory, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         jobs.refresh(spark, where, topic, str(path))
     assert sorted(os.listdir(path)) == before
     assert as_dict(jobs.saved(spark, str(path))) == old
-    monkeypatch.setattr(files.Store, "replace", interrupted)
+    monkeypatch.setattr(JobDirectory, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         jobs.refresh(spark, where, topic, str(path))
     assert as_dict(jobs.saved(spark, str(path))) == model(client, topic) != old
@@ -394,7 +395,7 @@ def test_an_export_that_fails_leaves_nothing_and_two_at_once_do_not_mix(
     def second(*arguments: Any) -> None:
         with pytest.raises(BadOption, match="has an export that is being written, or was given up"):
             jobs.export(spark, where, topic, str(path))
-        assert not files.Store(spark, str(path)).claim("_begun")
+        assert not JobDirectory(spark, str(path)).claim("_begun")
         write(*arguments)
 
     monkeypatch.setattr(exports, "_finish", full)

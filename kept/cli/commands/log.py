@@ -6,9 +6,9 @@ import os
 
 import click
 
-from kept.cli.checks import check as check_files
-from kept.cli.dumps import as_object
-from kept.cli.dumps import dump as entries
+from kept.cli.log_check import check as check_files
+from kept.cli.log_dump import as_object
+from kept.cli.log_dump import dump as entries
 from kept.cli.output import counted, json_line, show_json, write
 from kept.cli.shell import Failure, Group, examples, for_each, json_option
 from kept.storage.inspect.findings import Finding

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
 
 from msgspec import Struct
@@ -54,33 +54,33 @@ Work = tuple[tuple[TopicPartition, Effects], ...]
 """What to do to the logs, by partition, in order."""
 
 
-class FetchResponseReceived(NamedTuple):
+class FetchResponseReceived(Struct, frozen=True):
     """The leader's answer to a Fetch. Ignored if ``request`` is not the one in flight."""
 
     request: FetchRequest
     response: FetchAnswer
 
 
-class OffsetsListed(NamedTuple):
+class OffsetsListed(Struct, frozen=True):
     """The leader's answers to a ListOffsets, as :class:`FetchResponseReceived`."""
 
     request: OffsetsRequest
     responses: tuple[OffsetsAnswer, ...]
 
 
-class RequestFailed(NamedTuple):
+class RequestFailed(Struct, frozen=True):
     """No answer came: the connection is gone, or it took too long."""
 
     request: FetchRequest | OffsetsRequest
 
 
-class RequestAbandoned(NamedTuple):
+class RequestAbandoned(Struct, frozen=True):
     """The shell closed the connection of ``request``; the next request goes out at once."""
 
     request: FetchRequest | OffsetsRequest
 
 
-class WorkFailed(NamedTuple):
+class WorkFailed(Struct, frozen=True):
     """An effect could not be performed: the partition backs off, or stops with its disk."""
 
     tp: TopicPartition

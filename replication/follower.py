@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -148,7 +148,7 @@ class StartAt(Struct, frozen=True):
     offset: int
 
 
-class AppendBatches(NamedTuple):
+class AppendBatches(Struct, frozen=True):
     """Append the batches (there may be none), then follow the leader's HW and log start."""
 
     records: Buffer

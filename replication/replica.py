@@ -498,10 +498,10 @@ class Replica:
                 self.listener.machine_failed(error)
             raise error
         known = self.offline is not None
-        self.mark_offline(error.told)
+        self.mark_offline(error.client_message)
         if not known and self.listener is not None:
             self.listener.machine_failed(error)
-        raise KafkaStorageError(f"{self.topic_partition.place}: {error.told}") from error
+        raise KafkaStorageError(f"{self.topic_partition.place}: {error.client_message}") from error
 
     def _perform(self, effects: Effects) -> None:
         for effect in effects:

@@ -32,7 +32,7 @@ class KeptError(Exception):
     """Base of every error that kept raises on purpose."""
 
     @property
-    def told(self) -> str:
+    def client_message(self) -> str:
         """The message as clients may have it: without paths of this machine."""
         return str(self)
 
@@ -69,8 +69,8 @@ class DamagedData(KeptError):
         self.why = why
 
     @property
-    def told(self) -> str:
-        """See :attr:`KeptError.told`: the name of the file, without its directory."""
+    def client_message(self) -> str:
+        """See :attr:`KeptError.client_message`: the name of the file, without its directory."""
         return str(self).replace(self.path, self.path.rpartition("/")[2])
 
 
@@ -90,8 +90,8 @@ class MachineError(KeptError):
         self.cause = cause
 
     @property
-    def told(self) -> str:
-        """See :attr:`KeptError.told`."""
+    def client_message(self) -> str:
+        """See :attr:`KeptError.client_message`."""
         return f"{self.operation} failed: {_strerror(self.cause)}{DETAILS_IN_LOG}"
 
     def as_failure(self) -> MachineError:
@@ -134,12 +134,12 @@ def is_shortage(error: MachineError) -> bool:
     return error.cause.errno in _SHORTAGES
 
 
-def told_to_clients(error: BaseException) -> str:
+def client_message(error: BaseException) -> str:
     """An error in words for clients: without paths, and of what nobody raises on purpose only its
     class. The node's log has the rest.
     """
     if isinstance(error, KeptError):
-        return error.told
+        return error.client_message
     kind = type(error).__name__
     why = f": {_strerror(error)}" if isinstance(error, OSError) else ""
     return f"{kind}{why}{DETAILS_IN_LOG}"

@@ -122,13 +122,13 @@ class ClientCore:
         elif isinstance(event, Received):
             connection = self._connections.get(event.connection)
             if connection is not None:
-                connection.heard(now_ms)
+                connection.bytes_received(now_ms)
                 connection.incoming.feed(event.data)
                 self._received(connection, now_ms, effects)
         elif isinstance(event, Filled):
             connection = self._connections.get(event.connection)
             if connection is not None:
-                connection.heard(now_ms)
+                connection.bytes_received(now_ms)
                 connection.incoming.fill(event.count)
                 self._received(connection, now_ms, effects)
         else:

@@ -91,8 +91,8 @@ class Connection:
         if not self.in_flight:
             self.last_response_ms = now_ms
 
-    def heard(self, now_ms: int) -> None:
-        """Bytes have come."""
+    def bytes_received(self, now_ms: int) -> None:
+        """Bytes of a response have come: what waits for them has as long again."""
         for call in self.in_flight.values():
             if call is not None and call.while_heard:
                 call.deadline_ms = now_ms + call.timeout_ms

@@ -21,7 +21,7 @@ TABLE_SLOTS: Final = 4096
 """By the lower bits of a key's hash: its number from 1 on, 0 for none."""
 
 
-class Seen(NamedTuple):
+class KeyOffsets(NamedTuple):
     """The offsets of a key, ascending; ``whole``: there are no more of it below them."""
 
     offsets: list[int]
@@ -55,21 +55,21 @@ class KeyTracker:
         self.offsets[index * RING + count % RING] = offset
         self.counts[index] = count + 1
 
-    def seen(self, key: bytes) -> Seen | None:
+    def offsets_of(self, key: bytes) -> KeyOffsets | None:
         """What was noted of a key; None when it was not watched."""
         index = self._index.get(key, -1)
         if index < 0 or self.counts[index] < 0:
             return None
         count = self.counts[index]
         ring = self.offsets[index * RING : index * RING + min(count, RING)]
-        return Seen(sorted(ring), count <= RING)
+        return KeyOffsets(sorted(ring), count <= RING)
 
 
-def joined(key: bytes, below: KeyTracker, above: KeyTracker) -> Seen | None:
+def joined(key: bytes, below: KeyTracker, above: KeyTracker) -> KeyOffsets | None:
     """What two watches noted of a key; all offsets of ``above`` lie above those of ``below``."""
-    low, high = below.seen(key), above.seen(key)
+    low, high = below.offsets_of(key), above.offsets_of(key)
     if low is None or high is None:
         return None
     if not high.whole:
         return high
-    return Seen(low.offsets + high.offsets, low.whole)
+    return KeyOffsets(low.offsets + high.offsets, low.whole)

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from kept.compaction.cleaner.job import Job, Source
-from kept.compaction.cleaner.key_tracker import MAX_KEYS, RING, Seen
+from kept.compaction.cleaner.key_tracker import MAX_KEYS, RING, KeyOffsets
 from kept.compaction.cleaner.segment_reader import Batch, Extent, SegmentReader
 from kept.compaction.strategies.scans import keeps
 from kept.compaction.strategy import ByKeyPrefix, From, Latest, LatestN, Strategy, Verdict, rules
@@ -276,7 +276,7 @@ class _Judge:
         """False: too little is known of the key to tell. Raises CheckFailed."""
         if self.job.base or self.job.horizons_only or drawn.offset >= self.found.manifest.clean_to:
             return self._alone(drawn)
-        evidence = self.found.seen.get(drawn.key)
+        evidence = self.found.watched_offsets.get(drawn.key)
         if evidence is None:
             return False
         offsets, whole = evidence
@@ -304,7 +304,7 @@ class _Judge:
         self._compare(drawn, drawn.offset, stays=stays, why="nothing supersedes it")
         return True
 
-    def _promised(self, drawn: Drawn, evidence: Seen) -> tuple[list[int], list[int]] | None:
+    def _promised(self, drawn: Drawn, evidence: KeyOffsets) -> tuple[list[int], list[int]] | None:
         """(offsets that must be there, those that must not); None: not enough is known."""
         offsets, whole = evidence
         verdict = self._verdict(drawn, evidence)
@@ -325,11 +325,11 @@ class _Judge:
         kept = [offset for offset in kept if offset not in expired]
         return kept, [*expired, *gone[-GONE_CHECKED:]]
 
-    def _verdict(self, drawn: Drawn, evidence: Seen) -> Verdict | None:
+    def _verdict(self, drawn: Drawn, evidence: KeyOffsets) -> Verdict | None:
         """What the strategy says of a key's records."""
         offsets, whole = evidence
         if rules(self.strategy) is None:
-            return self.found.said.get(drawn.key)
+            return self.found.watched_verdicts.get(drawn.key)
         strategy = self.strategy
         if isinstance(strategy, ByKeyPrefix):
             strategy = next(part for prefix, part in strategy.parts if drawn.key.startswith(prefix))

@@ -20,7 +20,7 @@ from typing import Final
 from pyroaring import BitMap
 
 from kept.compaction.cleaner.job import Job, Source
-from kept.compaction.cleaner.key_tracker import KeyTracker, Seen, joined
+from kept.compaction.cleaner.key_tracker import KeyOffsets, KeyTracker, joined
 from kept.compaction.cleaner.scan_stats import (
     AbortedIndex,
     Progress,
@@ -56,8 +56,8 @@ class SegmentGroup:
 class Survey:
     """What a survey found: the manifest, how to build it, and why records go.
 
-    ``seen`` says where the records of the keys are that were to be watched; ``said`` what a
-    strategy that is not built in said about them.
+    ``watched_offsets``: where the records of the watched keys are; ``watched_verdicts``: what a
+    strategy that is not built in decided about them.
     """
 
     manifest: Manifest
@@ -69,8 +69,8 @@ class Survey:
     map_bytes: int = 0
     keys: int = 0
     carried: frozenset[int] = field(default_factory=frozenset)
-    seen: Mapping[bytes, Seen] = field(default_factory=dict)
-    said: Mapping[bytes, Verdict] = field(default_factory=dict)
+    watched_offsets: Mapping[bytes, KeyOffsets] = field(default_factory=dict)
+    watched_verdicts: Mapping[bytes, Verdict] = field(default_factory=dict)
 
 
 def survey(
@@ -105,7 +105,7 @@ class _Surveyor:
         self.previous = previous
         self.before = {} if previous is None else {s.base_offset: s for s in previous.segments}
         self.scans = self.map_bytes = self.keys = 0
-        self.said: Mapping[bytes, Verdict] = {}
+        self.watched_verdicts: Mapping[bytes, Verdict] = {}
 
     def run(self, strategy: Strategy) -> Survey:
         """All of it."""
@@ -154,7 +154,7 @@ class _Surveyor:
             self.keys,
             carried,
             {key: entry for key, entry in noted.items() if entry is not None},
-            self.said,
+            self.watched_verdicts,
         )
 
     # Scanning.
@@ -267,7 +267,7 @@ class _Surveyor:
             self.job, self.disk, strategy, self.facts, self.progress, watch=self.above
         )
         self.survivors, self.scans, self.keys = others.survivors, others.scans, others.keys
-        self.said = others.said
+        self.watched_verdicts = others.watched
         return self.job.end_offset
 
     def _scan_passed_horizons(self, previous: Manifest) -> frozenset[int]:

@@ -7,7 +7,7 @@ stdout::
     {"uncompiled": ["compaction.kernels._kernel", ...]}   kernels that run as plain Python, if any
     {"progress": bytes read and written so far, "total": bytes of the segments}
     {"result": {...}}                                     the pass is done
-    {"error": "...", "kind": "...", "told": "..."}        it failed (:func:`error_message`)
+    {"error": "...", "kind": "...", "client_message": "..."}  it failed (:func:`error_message`)
 
 The result is a :class:`kept.compaction.cleaner.cleaner_run.Result`.
 
@@ -38,10 +38,10 @@ from kept.kernels import uncompiled
 from kept.storage.disk import Disk
 from kept.storage.errors import (
     MachineError,
+    client_message,
     is_bug,
     is_device_error,
     is_shortage,
-    told_to_clients,
 )
 from kept.storage.types import Generation
 
@@ -91,7 +91,7 @@ def write_message(out: TextIO, message: dict[str, Any]) -> None:
 
 
 def error_message(error: Exception) -> dict[str, Any]:
-    """Why work failed: in full, and as clients may be ``told`` it.
+    """Why work failed: in full, and as clients may have it.
 
     ``device`` says which file call failed where that takes the node's log directory offline; a want
     of room or memory does not: nothing was lost by a pass. ``missing`` is the path of a file that
@@ -103,7 +103,7 @@ def error_message(error: Exception) -> dict[str, Any]:
         said = "".join(traceback.format_exception_only(error)).strip()
     else:
         said = str(error) or kind
-    message: dict[str, Any] = {"error": said, "kind": kind, "told": told_to_clients(error)}
+    message: dict[str, Any] = {"error": said, "kind": kind, "client_message": client_message(error)}
     if isinstance(error, FileNotFoundError):
         message["missing"] = error.filename
     elif isinstance(error, MachineError) and is_device_error(error) and not is_shortage(error):

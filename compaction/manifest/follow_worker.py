@@ -4,7 +4,7 @@ As :mod:`kept.compaction.cleaner.worker` in all things, but for what it does: th
 :class:`.follow.FollowJob`, whose manifest comes along, and the work :func:`.follow.follow`. A
 record that is missing is told with its offset::
 
-    {"error": "...", "kind": "LogsDiffer", "told": "...", "offset": 17}
+    {"error": "...", "kind": "LogsDiffer", "client_message": "...", "offset": 17}
 """
 
 from __future__ import annotations

@@ -59,14 +59,14 @@ A smaller one begins with all that are left, and gives up what it must.
 
 @dataclass(slots=True)
 class Verdicts:
-    """Survivors by the base of their segment, relative to it. ``said``: of the watched keys, by a
-    strategy that is not built in.
+    """Survivors by the base of their segment, relative to it. ``watched``: of the watched keys,
+    by a strategy that is not built in.
     """
 
     survivors: dict[int, BitMap]
     scans: int = 0
     keys: int = 0
-    said: dict[bytes, Verdict] = field(default_factory=dict)
+    watched: dict[bytes, Verdict] = field(default_factory=dict)
 
 
 class _Full(Exception):
@@ -263,7 +263,7 @@ class _Class:
         for key in self._newest.keys() - given.keys():
             raise self._lost(key)
         found.keys += len(given)
-        found.said.update((k, given[k]) for k in self._segments.watch.keys if k in given)
+        found.watched.update((k, given[k]) for k in self._segments.watch.keys if k in given)
         for base, offsets in self._by_segment(self._judge(given)):
             found.survivors[base] |= offsets
         if self._doubtful:

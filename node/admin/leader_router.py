@@ -97,7 +97,7 @@ class LeaderRouter:
             answer: dict[str, Any] = await call(leader, path, wanted, timeout_s)
         except RetriableError as error:
             raise NetworkException(
-                f"{tp.place} is led by node {leader}, which was asked: {error.told}"
+                f"{tp.place} is led by node {leader}, which was asked: {error.client_message}"
             ) from error
         return answer
 
@@ -205,7 +205,7 @@ class LeaderRouter:
             try:
                 passes[number] = self.view.start_pass(tp)
             except KeptError as error:
-                progress.outcomes[number] = PassOutcome(*tp, done=False, error=error.told)
+                progress.outcomes[number] = PassOutcome(*tp, done=False, error=error.client_message)
                 continue
             passes[number].add_done_callback(_retrieve)
         if not wait:
@@ -235,7 +235,9 @@ class LeaderRouter:
         try:
             answer = await self.peer_http.post(leader, COMPACT_NOW, body, timeout_s)
         except KeptError as error:
-            return _failed(topic, numbers, f"its leader, node {leader}, was asked: {error.told}")
+            return _failed(
+                topic, numbers, f"its leader, node {leader}, was asked: {error.client_message}"
+            )
         wanted = set(numbers)
         progress = _Progress({entry["partition"] for entry in answer.get("started", ())} & wanted)
         for entry in answer.get("partitions", ()):

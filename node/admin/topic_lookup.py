@@ -79,7 +79,7 @@ class TopicLookup:
         try:
             self.table.partition(tp)
         except KeptError as error:
-            return error.told
+            return error.client_message
         return None
 
 

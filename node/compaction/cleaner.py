@@ -372,7 +372,9 @@ class Cleaner:
         self._counters.failed_compactions += 1
         stopped = check_stopped(error)
         self._counters.checks_failed += stopped
-        failure = self.failures.note(tp, error.told, self._runtime.now_ms(), stopped=stopped)
+        failure = self.failures.note(
+            tp, error.client_message, self._runtime.now_ms(), stopped=stopped
+        )
         log.error(
             "log not cleaned",
             topic=tp.topic,

@@ -32,17 +32,17 @@ MAX_WAITING: Final = 8
 
 
 class DryRunFailed(KeptError):
-    """The process said why it could not do it; ``told`` is what clients may know of it."""
+    """The process said why it could not do it; ``client_message``: what clients may know of it."""
 
-    def __init__(self, message: str, told: str = "") -> None:
+    def __init__(self, message: str, client_message: str = "") -> None:
         super().__init__(message)
-        self._told = told or f"the dry run failed{DETAILS_IN_LOG}"
+        self._client_message = client_message or f"the dry run failed{DETAILS_IN_LOG}"
         log.warning("dry run failed", error=message)
 
     @property
-    def told(self) -> str:
-        """See :attr:`KeptError.told`."""
-        return self._told
+    def client_message(self) -> str:
+        """See :attr:`KeptError.client_message`."""
+        return self._client_message
 
 
 class DryRunsBusy(RetriableError):
@@ -125,4 +125,6 @@ async def _talk(child: ChildProcess, question: Mapping[str, Any]) -> Mapping[str
         result: Mapping[str, Any] = messages[-1]["result"]
         return result
     last = messages[-1]
-    raise DryRunFailed(last.get("error") or f"the dry run died: {words}", last.get("told", ""))
+    raise DryRunFailed(
+        last.get("error") or f"the dry run died: {words}", last.get("client_message", "")
+    )

@@ -74,7 +74,7 @@ async def end_with(context: Any, error: Exception) -> NoReturn:
     """End a call with an error; what is a bug of ours is logged, and not told."""
     status, message = Status.INTERNAL, "internal error; the node's log has the details"
     if isinstance(error, errors.KeptError) and not errors.is_bug(error):
-        status, message = status_of(error), error.told
+        status, message = status_of(error), error.client_message
     if status is Status.INTERNAL:
         bugs.report("call failed", error)
     trailing: tuple[tuple[str, str], ...] = ()

@@ -90,7 +90,7 @@ def failure(status: int, message: str, allow: str = "") -> HttpResponse:
 
 def failure_of(error: KeptError) -> HttpResponse:
     """An error of kept as every client gets it."""
-    response = failure(status_of(error), error.told)
+    response = failure(status_of(error), error.client_message)
     if isinstance(error, ThrottlingQuotaExceeded):
         response.retry_after_s = max(1, -(-error.throttle_ms // 1000))
     elif isinstance(error, TooManyLogins):

@@ -38,7 +38,7 @@ async def respond(routes: Routes, request: PeerHttpRequest) -> PeerHttpReply:
     except KeptError as error:
         if is_bug(error):
             raise
-        response = failure(status_of(error), error.told)
+        response = failure(status_of(error), error.client_message)
     if response.endless:
         raise PolicyViolation(f"{request.path} is a stream, and not served through another node")
     if response.chunks is None:

@@ -46,13 +46,13 @@ UNANSWERED: Final = (NotController, NetworkException, RequestTimedOut)
 
 
 class Part(Struct, frozen=True):
-    """An array ``asked`` of a request whose items are answered one by one in the array ``answered``
-    of the response, by the same ``keys``: pairs of an item's field and its answer's. The field of
-    an item that is a name or a number itself is "".
+    """An array of a request, ``request_field``, whose items are answered one by one in an array of
+    the response, ``response_field``, by the same ``keys``: pairs of an item's field and its
+    answer's. The field of an item that is a name or a number itself is "".
     """
 
-    asked: str
-    answered: str
+    request_field: str
+    response_field: str
     keys: tuple[tuple[str, str], ...]
     inside: Part | None = None
     """The array in these items that is answered likewise."""
@@ -79,11 +79,11 @@ class Part(Struct, frozen=True):
             **self.key(item),
         }
         if self.inside is not None:
-            inner = protocol.array_element(element, self.inside.answered)
+            inner = protocol.array_element(element, self.inside.response_field)
             answers = []
-            for part in getattr(item, self.inside.asked) or ():
+            for part in getattr(item, self.inside.request_field) or ():
                 answers.append((yield from self.inside.refused(inner, part, failed)))
-            values[self.inside.answered] = answers
+            values[self.inside.response_field] = answers
         return values
 
 
@@ -94,13 +94,13 @@ def refusal(api_key: int, version: int, request: Any, failed: Values) -> Steps[V
     cls = protocol.message_type(api_key, version, EntityType.response)
     values: dict[str, Any] = {**protocol.nothing(cls), **failed}
     for part in PARTS.get(api_key, ()):
-        items = getattr(request, part.asked, None)
+        items = getattr(request, part.request_field, None)
         if part.refused_whole and items is not None:
-            element = protocol.array_element(cls, part.answered)
-            answers = list(values.get(part.answered, ()))
+            element = protocol.array_element(cls, part.response_field)
+            answers = list(values.get(part.response_field, ()))
             for item in _once(part, items, answers):
                 answers.append((yield from part.refused(element, item, failed)))
-            values[part.answered] = answers
+            values[part.response_field] = answers
     return values
 
 

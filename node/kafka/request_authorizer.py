@@ -84,7 +84,7 @@ def _item_by_item(  # noqa: PLR0917
     image: Image,
 ) -> Steps[HandlerResult]:
     part, session = PARTS[served.key][0], context.session
-    items = getattr(request, part.asked)
+    items = getattr(request, part.request_field)
     if access.cluster is not None and session.may(access.cluster, *CLUSTER, audited=False):
         return handler(context, request)
     permitted, refused, api = [], [], context.api_name
@@ -98,15 +98,15 @@ def _item_by_item(  # noqa: PLR0917
     if not refused:
         return handler(context, request)
     cls = protocol.message_type(served.key, context.api_version, EntityType.response)
-    element = protocol.array_element(cls, part.answered)
+    element = protocol.array_element(cls, part.response_field)
     refusals = []
     for item, (resource_type, _) in refused:
         answer = yield from part.refused(element, item, not_allowed(resource_type))
         refusals.append((_key(part.key(item)), answer))
     if not permitted:
         nothing = {**protocol.nothing(cls), "error_code": 0, "error_message": None}
-        return {**nothing, part.answered: [answer for _, answer in refusals]}
-    rest = dataclasses.replace(request, **{part.asked: tuple(permitted)})
+        return {**nothing, part.response_field: [answer for _, answer in refusals]}
+    rest = dataclasses.replace(request, **{part.request_field: tuple(permitted)})
     finish = _merging(part, items, refusals)
     return (yield from then(handler(context, rest), finish))
 
@@ -127,7 +127,7 @@ def _merging(
         for key, refused in refusals:
             answers.setdefault(key, []).append(refused)
             yield
-        for one in answer[part.answered]:
+        for one in answer[part.response_field]:
             answers.setdefault(_key({name: one.get(name) for name in names}), []).append(one)
             yield
         merged: list[Values] = []
@@ -136,7 +136,7 @@ def _merging(
             yield
         for left in answers.values():
             merged += left
-        return {**answer, part.answered: merged}
+        return {**answer, part.response_field: merged}
 
     names = tuple(part.key(items[0]))
     return merge

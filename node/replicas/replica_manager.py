@@ -39,7 +39,7 @@ from kept.storage.errors import (
     KeptError,
     MachineError,
     ResourceExhausted,
-    told_to_clients,
+    client_message,
 )
 from kept.storage.types import LogConfig, TopicPartition
 
@@ -331,7 +331,7 @@ class ReplicaManager:
             topic.offline[tp.partition] = why
 
     def _failed_to_open(self, opening: Opening, record: PartitionRecord, error: Exception) -> None:
-        tp, directory, why = opening.tp, opening.directory, told_to_clients(error)
+        tp, directory, why = opening.tp, opening.directory, client_message(error)
         if directory.offline is not None:  # which has been told
             self._unavailable(tp, directory.offline)
             return
@@ -571,7 +571,7 @@ class ReplicaManager:
         if isinstance(error, ResourceExhausted):
             self._open_files.exhausted(error)
             return
-        directory.offline = told_to_clients(error)
+        directory.offline = client_message(error)
         why = f"its log directory is offline: {directory.offline}"
         self.on_directory_failed()
         if isinstance(error, MachineError):

@@ -26,7 +26,7 @@ from kept.replication.events import (
     ProposeIsr,
 )
 from kept.replication.manifests_events import NoteManifest
-from kept.storage.errors import MachineError, ResourceExhausted, told_to_clients
+from kept.storage.errors import MachineError, ResourceExhausted, client_message
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class RoleChanges:
             if hosted.partition.offline is not None:  # meanwhile: its disk failed, as is logged
                 return
             log.exception("partition offline", error, topic=tp.topic, partition=tp.partition)
-            why = f"its role could not be changed: {told_to_clients(error)}"
+            why = f"its role could not be changed: {client_message(error)}"
             self._table.fail(tp, hosted.directory, why)
             hosted.manifests.abandon()
             partition.mark_offline(why)

@@ -165,7 +165,7 @@ def message_for(error: BaseException) -> str:
     line for our own bugs.
     """
     if isinstance(error, errors.KeptError) and not errors.is_bug(error):
-        return shortened(error.told)
+        return shortened(error.client_message)
     return "internal error; the node's log has the details"
 
 

@@ -552,7 +552,7 @@ def test_a_failed_write_takes_the_partition_offline(disk) -> None:
     disk.fail("write", ".log", partial=True)
     with pytest.raises(KafkaStorageError, match="write failed"):
         partition.write()
-    assert [error.told for error in listener.errors] == [partition.offline]
+    assert [error.client_message for error in listener.errors] == [partition.offline]
     assert [type(error) for error in told] == [KafkaStorageError]
     assert woken == [partition.offline]
     for call in (
@@ -588,7 +588,7 @@ def test_a_write_that_fails_before_a_change_takes_the_partition_offline(disk, ch
             partition.become_follower(1, 1, 1, (0, 1), (0, 1), tools.NOW)
         else:
             partition.delete_records(1)
-    assert [error.told for error in listener.errors] == [partition.offline]
+    assert [error.client_message for error in listener.errors] == [partition.offline]
     assert [type(error) for error in told] == [KafkaStorageError]
     assert not partition.is_leader and partition.log_start_offset == 0
     with pytest.raises(KafkaStorageError, match="write failed"):

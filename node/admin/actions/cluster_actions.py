@@ -214,7 +214,7 @@ class ClusterActions:
                 except ThrottlingQuotaExceeded as throttled:
                     if not (changes or delete):
                         raise
-                    error = throttled.told
+                    error = throttled.client_message
                 if error is not None and (changes or delete):
                     error = f"the settings are changed, the partitions are not: {error}"
         command = caller.command_lines.alter_topic(topic, partitions, changes, delete)
@@ -252,7 +252,7 @@ class ClusterActions:
             with self._client(caller) as client:
                 appended = await append(client, tp, record, ACTION_S, caller.usage)
         except KeptError as error:
-            return ProduceResult(False, error.told, command, None, None, None)
+            return ProduceResult(False, error.client_message, command, None, None, None)
         return ProduceResult(True, None, command, partition, appended.offset, appended.timestamp)
 
     # Committed offsets.
@@ -289,7 +289,7 @@ class ClusterActions:
                 if not dry_run:
                     await client.run(commit_offsets(group, after), patience_s=ACTION_S)
         except KeptError as error:
-            return ResetResult(False, error.told, command, dry_run, rows)
+            return ResetResult(False, error.client_message, command, dry_run, rows)
         return ResetResult(not dry_run, None, command, dry_run, rows)
 
     async def _targets(
@@ -374,5 +374,5 @@ async def _error_of(work: Awaitable[object]) -> str | None:
     except ThrottlingQuotaExceeded:
         raise
     except KeptError as error:
-        return error.told
+        return error.client_message
     return None

@@ -539,7 +539,7 @@ def outcome(tp: TopicPartition, finished: asyncio.Future[Result | NotNow]) -> Pa
     """What a pass that was requested came to. Raises what is no error of kept."""
     error = finished.exception()
     if isinstance(error, KeptError):
-        return PassOutcome(*tp, done=False, error=error.told)
+        return PassOutcome(*tp, done=False, error=error.client_message)
     result = finished.result()
     if isinstance(result, NotNow):
         return PassOutcome(*tp, done=False, reason=result.reason)

@@ -130,7 +130,7 @@ class ActivityView:
             try:
                 answers[node] = await self.peer_http.get(node, path, query, CALL_S)
             except KeptError as error:
-                unanswered.append(Unanswered(node, error.told))
+                unanswered.append(Unanswered(node, error.client_message))
 
         await gather_or_cancel(ask(node) for node in others)
         unanswered += [

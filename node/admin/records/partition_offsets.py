@@ -73,6 +73,6 @@ async def _from_leader(
                 operation, patience_s=CALL_MS / 1000, node=leader, retry=False
             )
         except KeptError as error:
-            found.errors[leader] = error.told
+            found.errors[leader] = error.client_message
             return
         found.offsets.update({tp: at.offset for tp, at in offsets.items()})

@@ -376,7 +376,7 @@ class _Search:
             load = self._load_below if self.newest else self._load_above
             result = await load(lane, most, most_bytes, work)
         except KeptError as error:
-            lane.error = error.told
+            lane.error = error.client_message
             return
         work.records += result.records_scanned
         work.batches_skipped += result.batches_skipped

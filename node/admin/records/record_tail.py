@@ -201,7 +201,9 @@ class RecordTail:
             return read
         except KeptError as error:  # its log begins later now, or cannot be read
             wanted = await self._next_readable(reader, error, end)
-            read.skipped.append(SkippedOffsets(tp.partition, read.reached, wanted, error.told))
+            read.skipped.append(
+                SkippedOffsets(tp.partition, read.reached, wanted, error.client_message)
+            )
         read.passed_over += wanted - read.reached
         read.reached = wanted
         return read

@@ -169,7 +169,7 @@ class _Requests:
                 operation, patience_s=CALL_MS / 1000, node=broker, retry=False
             )
         except KeptError as error:
-            self.errors[broker] = error.told
+            self.errors[broker] = error.client_message
             return None
 
     def unanswered(self) -> list[Unanswered]:

@@ -73,7 +73,7 @@ class QuorumView:
                 path, query = "/api/v1/quorum", {"local": "true"}
                 return Remote(await self.peer_http.get(leader_id, path, query))
             except KeptError as error:
-                reason = error.told
+                reason = error.client_message
         return Quorum(
             leader_id=-1 if leader_id is None else leader_id,
             term=metadata.raft_node.term,

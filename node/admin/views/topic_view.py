@@ -299,7 +299,7 @@ class TopicView:
         try:
             answer = await self.peer_http.get(leader, path, query)
         except KeptError as error:
-            return {}, error.told
+            return {}, error.client_message
         return {described["partition"]: described for described in answer["partitions"]}, None
 
 

@@ -78,7 +78,7 @@ class TransactionsView:
                     )
                 )
             except KeptError as error:
-                unanswered.append(Unanswered(node, error.told))
+                unanswered.append(Unanswered(node, error.client_message))
 
         try:
             brokers = self.metadata.image.brokers.items()

@@ -47,8 +47,8 @@ from kept.storage.errors import (
     NotLeaderOrFollower,
     RequestTimedOut,
     TransactionCoordinatorFenced,
+    client_message,
     is_bug,
-    told_to_clients,
 )
 from kept.storage.records import EndTxnMarker, build_batch, check
 from kept.storage.types import NO_PRODUCER_ID, NO_SEQUENCE, AppendOrigin
@@ -221,10 +221,10 @@ class Shard(Generic[Core]):
             if not self._unloaded:
                 self._loaded(effects, count)
         except NotLeaderOrFollower as error:
-            self.failed = error.told
+            self.failed = error.client_message
         # Whatever it is: clients would be told to wait for ever.
         except Exception as error:  # noqa: BLE001
-            self.failed = told_to_clients(error)
+            self.failed = client_message(error)
             if is_bug(error):
                 log.exception("coordinator not loaded", error, partition=self.tp.place)
             else:
@@ -429,7 +429,7 @@ class Shard(Generic[Core]):
         except KeptError as error:
             # The partition is offline now: nothing of this can be undone.
             log.error("coordinator's records lost", partition=self.tp.place, error=str(error))
-            self.failed = error.told
+            self.failed = error.client_message
             self.unload()
             return
         for append, end_offset in staged:

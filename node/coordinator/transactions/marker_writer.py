@@ -271,7 +271,7 @@ class MarkerWriter:
             if is_confirmed and leads:
                 write.resolve(error)
             else:
-                why = f"{write.tp.place}: another one may lead; {error.told}"
+                why = f"{write.tp.place}: another one may lead; {error.client_message}"
                 write.resolve(NotLeaderOrFollower(why))
 
         if isinstance(error, _FINAL) and partition.replicated:

@@ -13,15 +13,15 @@ class ManifestUnreadable(KeptError):
     """The file of a manifest that this replica has is damaged, or gone."""
 
     @property
-    def told(self) -> str:
-        """See :attr:`KeptError.told`."""
+    def client_message(self) -> str:
+        """See :attr:`KeptError.client_message`."""
         return f"a manifest cannot be read{DETAILS_IN_LOG}"
 
 
 class PassFailed(KeptError):
     """A worker said that its work failed. ``kind`` is the class of the error there; ``offset`` of
     the record, or ``missing`` the path of the file, that is not there, where that is the reason.
-    ``told`` is what clients may know of it.
+    ``client_message`` is what clients may know of it.
     """
 
     def __init__(
@@ -30,19 +30,19 @@ class PassFailed(KeptError):
         kind: str,
         offset: int | None = None,
         *,
-        told: str = "",
+        client_message: str = "",
         missing: str | None = None,
     ) -> None:
         super().__init__(message)
         self.kind = kind
         self.offset = offset
         self.missing = missing
-        self._told = told or f"the pass failed ({kind}){DETAILS_IN_LOG}"
+        self._client_message = client_message or f"the pass failed ({kind}){DETAILS_IN_LOG}"
 
     @property
-    def told(self) -> str:
-        """See :attr:`KeptError.told`."""
-        return self._told
+    def client_message(self) -> str:
+        """See :attr:`KeptError.client_message`."""
+        return self._client_message
 
 
 def check_stopped(error: BaseException) -> bool:

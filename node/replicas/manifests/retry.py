@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.replicas.manifests.errors import check_stopped
 from kept.node.runtime.logging import log
-from kept.storage.errors import told_to_clients
+from kept.storage.errors import client_message
 
 if TYPE_CHECKING:
     from kept.node.runtime.counters import Counters
@@ -39,7 +39,7 @@ class RetrySchedule:
 
     def failed(self, what: str, generation: str, error: BaseException) -> None:
         """Say so, and try again later; what a check has stopped waits for somebody to ask."""
-        self.reason = told_to_clients(error)
+        self.reason = client_message(error)
         self.count += 1
         log.error(
             what,

@@ -115,7 +115,7 @@ def failure(message: Mapping[str, Any], *, cancelled: bool = False) -> KeptError
         message["error"],
         message["kind"],
         message.get("offset"),
-        told=message["told"],
+        client_message=message["client_message"],
         missing=message.get("missing"),
     )
 

@@ -253,30 +253,30 @@ def test_a_scan_that_misses_a_record(world, monkeypatch, name):
     """What was drawn is not among what it saw."""
     w = filled(world, name)
     of_key = [r.offset for r in w.records() if r.key == b"k2"]
-    real = key_tracker.KeyTracker.seen
+    real = key_tracker.KeyTracker.offsets_of
 
     def half_blind(self, key):
         seen = real(self, key)
         if key != b"k2" or seen is None:
             return seen
-        return key_tracker.Seen([o for o in seen.offsets if o not in of_key[:15]], seen.whole)
+        return key_tracker.KeyOffsets([o for o in seen.offsets if o not in of_key[:15]], seen.whole)
 
-    monkeypatch.setattr(key_tracker.KeyTracker, "seen", half_blind)
+    monkeypatch.setattr(key_tracker.KeyTracker, "offsets_of", half_blind)
     refused(w, "key 'k2'.*not among those that the scan saw")
 
 
 def test_a_map_that_takes_two_keys_for_one(world, monkeypatch):
     """A collision of hashes, which the keyed hash makes unlikely."""
     w = filled(world)
-    real = key_tracker.KeyTracker.seen
+    real = key_tracker.KeyTracker.offsets_of
 
     def mixed(self, key):
         found, other = real(self, key), real(self, b"k1")
         if key != b"k2" or found is None or other is None:
             return found
-        return key_tracker.Seen(sorted(found.offsets + other.offsets), found.whole)
+        return key_tracker.KeyOffsets(sorted(found.offsets + other.offsets), found.whole)
 
-    monkeypatch.setattr(key_tracker.KeyTracker, "seen", mixed)
+    monkeypatch.setattr(key_tracker.KeyTracker, "offsets_of", mixed)
     w.append((b"k1", b"newest"))
     w.roll()
     refused(w, "key 'k2'.*it has another one")
@@ -390,12 +390,12 @@ def test_a_hot_key_costs_no_more_memory(world, monkeypatch, name):
         w.append(*((b"hot", b"%d" % (10 * i + j)) for j in range(10)))
     w.roll()
     w.clean()
-    assert taken == [key_tracker.Seen(list(range(300 - key_tracker.RING, 300)), False)]
+    assert taken == [key_tracker.KeyOffsets(list(range(300 - key_tracker.RING, 300)), False)]
     w.append((b"hot", b"newest"))
     w.roll()
     w.clean()
     left = [299] if name == "latest" else [297, 298, 299]
-    assert taken[1] == key_tracker.Seen([*left, 300], True)
+    assert taken[1] == key_tracker.KeyOffsets([*left, 300], True)
 
 
 @pytest.mark.usefixtures("each_kernel")
@@ -416,7 +416,7 @@ def test_a_watch_with_a_full_table():
     found.note(b"a", 5)
     found.note(b"a", 5)
     found.note(b"c", 6)
-    assert found.seen(b"a") == ([5], True) and found.seen(b"b") == ([], True)
-    assert found.seen(b"c") is None
+    assert found.offsets_of(b"a") == ([5], True) and found.offsets_of(b"b") == ([], True)
+    assert found.offsets_of(b"c") is None
     found.counts = array("q", [-1, 0])
-    assert found.seen(b"a") is None
+    assert found.offsets_of(b"a") is None

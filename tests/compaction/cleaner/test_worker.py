@@ -129,7 +129,7 @@ def test_errors_are_told_as_a_message(on_disk):
 )
 def test_clients_are_told_no_path_and_the_node_all(error, told, more):
     message = worker.error_message(error)
-    expected = {"error": str(error), "kind": type(error).__name__, "told": told} | more
+    expected = {"error": str(error), "kind": type(error).__name__, "client_message": told} | more
     assert message == expected
 
 
@@ -141,7 +141,7 @@ def test_a_want_of_room_or_memory_is_no_failure_of_the_device(name):
     assert message == {
         "error": "/d/t-0: write failed: None left",
         "kind": "MachineError",
-        "told": "write failed: None left; the node's log has the details",
+        "client_message": "write failed: None left; the node's log has the details",
     }
 
 

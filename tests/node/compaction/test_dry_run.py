@@ -20,7 +20,7 @@ def test_a_file_that_is_not_there_is_told_without_its_path_and_logged_with_it(
 
     with pytest.raises(DryRunFailed) as failed:
         asyncio.run(go())
-    assert failed.value.told == (
+    assert failed.value.client_message == (
         "FileNotFoundError: No such file or directory; the node's log has the details"
     )
     said = capfd.readouterr().err

@@ -331,7 +331,7 @@ def test_a_cut_that_fails_is_tried_after_longer_and_longer_waits(replica, monkey
         replica.retry()  # when its time has come
     assert tried == [7] * 12 and said == list(range(1, 13))
     assert waits[:4] == [1, 2, 4, 8] and waits[-1] == 300
-    assert replica.retry_schedule.reason == DAMAGED.told
+    assert replica.retry_schedule.reason == DAMAGED.client_message
 
 
 def test_a_log_is_cut_at_once_though_what_lacks_the_record_has_failed(replica, calls) -> None:

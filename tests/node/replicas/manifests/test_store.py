@@ -404,7 +404,7 @@ def test_what_a_build_in_a_thread_meets_is_what_a_worker_would(
     with pytest.raises(expected) as raised:
         asyncio.run(or_vanished(site.context.runtime, log_, work, building))
     if expected is PassFailed:
-        assert "/d/" in str(raised.value) and "/d/" not in raised.value.told
+        assert "/d/" in str(raised.value) and "/d/" not in raised.value.client_message
 
 
 # A base generation.

@@ -94,8 +94,13 @@ class Client:
     ``timeout_ms`` is how long a request is tried again: through an election, say. ``on_wait`` is
     told why one is, when that takes longer than a moment. ``known``: the cluster was there when it
     was asked last, by another process; so where nobody answers that is waited for from the start.
-    ``security``: how connections are encrypted and who logs in. An authentication that fails ends
-    the request at once, with AuthenticationFailed.
+    ``security``: how connections are encrypted and who logs in.
+
+    Times are milliseconds since 1970. What a broker refuses is raised as the error of Kafka's name
+    (``kept.storage.errors``: UnknownTopicOrPartition, NonEmptyGroup...), as NotAuthorized, or, for
+    a code that has no class, as BrokerError or RetriableBrokerError. Where nobody answers in time
+    that is a ConnectionFailed, NoNodeAnswers or NoResponse; an AuthenticationFailed is raised at
+    once.
     """
 
     def __init__(
@@ -525,7 +530,7 @@ class Client:
         return self.run(group_operations.describe_group(group))
 
     def delete_group(self, group: str) -> None:
-        """Delete a group without members."""
+        """Delete a group without members. Raises NonEmptyGroup, GroupIdNotFound."""
         self.run(group_operations.delete_group(group))
 
     def committed(

@@ -200,7 +200,7 @@ def request_any(
 ) -> _T:
     """What ``request`` returns for the first node of a bootstrap list that answers. After a request
     without an answer the next node is asked only where nothing can have been changed. Raises
-    HttpFailed.
+    HttpFailed, and NoNodeServes where none answers.
     """
     where = Bootstrap.of(bootstrap)
     endpoints = parse_bootstrap(where.servers)

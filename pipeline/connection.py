@@ -62,7 +62,7 @@ class Connection:
 
 def security_of(given: Mapping[str, str], command_config: str) -> Security:
     """What options named as the properties of Kafka's clients say; those of a file are read here to
-    find out that they can be, and by each process for itself.
+    find out that they can be, and by each process for itself. Raises BadOption.
     """
     if command_config:
         if given:

@@ -202,7 +202,9 @@ def _reader(spark: SparkSession, bootstrap: str | Bootstrap) -> Any:
 
 
 def check_partitions(given: Mapping[int, int], bounds: Bounds, what: str) -> None:
-    """Refuse offsets that name other partitions than there are, or lie outside of the log."""
+    """Raises BadOption for offsets that name other partitions than there are, or lie outside of the
+    log.
+    """
     if set(given) != set(bounds.ends):
         raise BadOption(
             f"{what} names the partitions {sorted(given)}, {bounds.topic} has {sorted(bounds.ends)}"

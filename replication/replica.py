@@ -490,8 +490,9 @@ class Replica:
         raise UnknownLeaderEpoch(message)
 
     def failed(self, error: MachineError) -> NoReturn:
-        """The machine failed under this log. A want of descriptors is no failure: the call did
-        nothing, and the next one may succeed.
+        """The machine failed under this log: it is offline from now on. Raises KafkaStorageError.
+        A want of descriptors is no failure: the call did nothing, the next one may succeed, and
+        ``error`` itself is raised.
         """
         if isinstance(error, ResourceExhausted):
             if self.listener is not None:

@@ -166,7 +166,11 @@ def _failing(path: str, operation: str, error: OSError) -> OSError | MachineErro
 
 
 class Disk:
-    """The operating system's files. Its state: fail points, and whose files may be closed."""
+    """The operating system's files. Its state: fail points, and whose files may be closed.
+
+    Every call raises MachineError; of a name that is absent FileNotFoundError, unless it says
+    otherwise. Positions and sizes are in bytes.
+    """
 
     def __init__(self, environ: dict[str, str] | None = None) -> None:
         self.keep_below = sys.maxsize

@@ -100,7 +100,7 @@ def fetch_partition(
     ``node`` (KIP-392), in whatever epoch that is.
 
     A new leader, a fenced epoch and a broken connection are tried again until ``timeout_ms``; other
-    errors are raised. The topic must be known.
+    errors are raised, and UnknownTopicId where another topic has the name. The topic must be known.
     """
     route = ToLeader(*tp) if node is None else ToNode(node)
     call = _fetch_call(view, route, [tp], {tp: offset}, limits, any_epoch=node is not None)

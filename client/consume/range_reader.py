@@ -86,7 +86,9 @@ class RangeReader:
         self._until_caught_up = until_caught_up
 
     def chunks(self) -> Iterator[Chunk]:
-        """What the leader sends. Whoever takes a chunk moves ``position`` past what it has read."""
+        """What the leader sends. Whoever takes a chunk moves ``position`` past what it has read.
+        Raises CorruptMessage for an answer without what was asked for.
+        """
         since = time.monotonic()
         while self.position < self.end:
             fetched = self._fetch(since)

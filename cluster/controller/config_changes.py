@@ -135,7 +135,9 @@ def settings_given(image: Image, resource_type: int, resource_name: str) -> dict
 
 
 def check_resource(image: Image, resource_type: int, resource_name: str) -> None:
-    """Raises unless the resource exists: a topic, a broker by its id, or "" for all brokers."""
+    """Whether the resource exists: a topic, a broker by its id, or "" for all brokers. Raises
+    UnknownTopicOrPartition, BrokerIdNotRegistered, InvalidRequest.
+    """
     if resource_type == ResourceType.TOPIC:
         if resource_name not in image.topics:
             raise UnknownTopicOrPartition(f"Topic '{resource_name}' does not exist.")

@@ -394,7 +394,9 @@ class Batch(NamedTuple):
 
 
 def alter_isrs(image: Image, requests: Iterable[AlterIsr]) -> Batch:
-    """The ISR changes of one AlterPartition, each on its own; see :func:`alter_isr`."""
+    """The ISR changes of one AlterPartition, each on its own; see :func:`alter_isr`. Of a partition
+    that is named twice the second change is an InvalidUpdateVersion.
+    """
     records: dict[PartitionKey, MetadataRecord] = {}
     errors: dict[PartitionKey, KeptError] = {}
     for request in requests:

@@ -377,7 +377,9 @@ class MetadataNode:
         return finished(self.propose_in_steps(records))
 
     def propose_in_steps(self, records: Sequence[MetadataRecord]) -> Steps[int]:
-        """:meth:`propose` for many records, yielding between them; another proposal restarts it."""
+        """:meth:`propose` for many records, yielding between them; another proposal restarts it.
+        Raises as :meth:`propose`.
+        """
         if any(isinstance(record, VotersRecord) for record in records):
             raise InvalidRequest("Voters change by change_voters alone")
         return (yield from self._propose(records))

@@ -562,7 +562,7 @@ def decode_batch(data: bytes | memoryview) -> list[MetadataRecord]:
 
 
 def decode_batch_in_steps(data: bytes | memoryview) -> Steps[list[MetadataRecord]]:
-    """:func:`decode_batch` for many records: yields after every few."""
+    """:func:`decode_batch` for many records: yields after every few. Raises CorruptMessage."""
     view = memoryview(data)
     if len(view) < 4:
         raise CorruptMessage(f"metadata batch of {len(view)} bytes")

@@ -108,7 +108,9 @@ def write_snapshot_bytes(disk: Disk, directory: str, index: int, term: int, data
 
 
 def load_snapshot(disk: Disk, directory: str) -> tuple[Image, int, int]:
-    """The newest snapshot of a directory as (image, term, size); the empty image where none is."""
+    """The newest snapshot of a directory as (image, term, bytes of the file); the empty image where
+    there is none. Raises DamagedData.
+    """
     names = [name for name in disk.listdir(directory) if _NAME.match(name)]
     if not names:
         return Image(), 0, 0

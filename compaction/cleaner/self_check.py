@@ -182,7 +182,9 @@ def check(
 
 
 def check_followed(job: FollowJob, plan: SwapPlan, disk: Disk) -> int:
-    """The same for outputs that follow from another replica's manifest; see the module."""
+    """The same for outputs that follow from another replica's manifest; see the module. Raises
+    CheckFailed.
+    """
     sources = [source for piece in job.pieces for source in piece.sources]
     rewritten = {base for group in plan.groups for base in group.input_bases}
     chosen = [source for source in sources if source.file_offset in rewritten]

@@ -134,7 +134,8 @@ def resolve(
 
     A context's ``command-config`` goes with it and only ``--command-config`` replaces it;
     ``$KEPT_COMMAND_CONFIG`` is for what names none. A UsageError says that an option is empty: an
-    unset variable of a script must not let the command go elsewhere.
+    unset variable of a script must not let the command go elsewhere. Raises Failure for a context
+    that cannot be read.
     """
     for option, given in (("--context", context), ("--command-config", command_config)):
         if given == "":

@@ -82,7 +82,7 @@ class LocalNode:
         return tree
 
     def saved(self) -> SavedNode:
-        """What there is of it now."""
+        """What there is of it now, for :meth:`restore`."""
         if not os.path.exists(self.config):
             return SavedNode(os.path.exists(self.directory), None)
         with open(self.config, "rb") as source:
@@ -154,7 +154,7 @@ class LocalNode:
         return PLAINTEXT if secured is None else Security(secured.client_properties())
 
     def launch(self) -> Launched:
-        """Start the process."""
+        """Start the process. Raises Failure where ``kept local up`` has not made the node."""
         if not os.path.exists(self.config):
             raise Failure(f"{self.config} is not there: kept local up makes it")
         with open(self.log, "ab") as log:
@@ -208,7 +208,7 @@ class LocalNode:
         self.await_end(STOP_DEADLINE_S)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; a stalled process goes on to take it."""
+        """Send a signal; a stalled process goes on to take it. Raises Failure where none runs."""
         pid = self.pid()
         if pid is None:
             raise Failure(f"node {self.number} does not run")
@@ -217,7 +217,7 @@ class LocalNode:
             os.kill(pid, signal.SIGCONT)
 
     def await_end(self, deadline_s: float) -> None:
-        """Wait until the process is gone."""
+        """Wait until the process is gone. Raises Failure when that takes too long."""
         end = time.monotonic() + deadline_s
         while (pid := self.pid()) is not None and process_state(pid) not in {b"Z", b""}:
             if time.monotonic() > end:
@@ -276,7 +276,7 @@ def listed_nodes(directory: str) -> list[LocalNode]:
 
 
 def existing_nodes(directory: str) -> list[LocalNode]:
-    """Every node of a directory, in order; an error when there is none."""
+    """Every node of a directory, in order. Raises Failure when there is none."""
     nodes = listed_nodes(directory)
     if not nodes:
         raise Failure(f"no nodes in {directory}: kept local up makes them")
@@ -284,7 +284,7 @@ def existing_nodes(directory: str) -> list[LocalNode]:
 
 
 def existing_node(directory: str, number: int) -> LocalNode:
-    """A node of a directory; an error when it has none of that number."""
+    """A node of a directory. Raises Failure when it has none of that number."""
     node = LocalNode(directory, number)
     if not os.path.exists(node.config):
         raise Failure(f"no node {number} in {directory}")

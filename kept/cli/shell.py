@@ -270,7 +270,8 @@ def for_each(names: Sequence[str], action: Callable[[str], str | None]) -> int:
     command.
 
     Prints what each returns, and ``kept: NAME: reason`` to standard error for each that raises a
-    KeptError; 1 if any did, else 0. Nobody to connect to ends it: that is the same for all.
+    KeptError; 1 if any did, else 0. Nobody to connect to ends it with a Failure: that is the same
+    for all.
     """
     names = tuple(dict.fromkeys(names))
     failed = 0

@@ -44,7 +44,7 @@ def _local(path: str, conf: Mapping[str, str]) -> str | None:
 
 
 def check_new(path: str, conf: Mapping[str, str], name: str, *, may_exist: bool = True) -> None:
-    """Fail where a new directory could not be written: it is not empty (or, unless it
+    """Raises Failure where a new directory could not be written: it is not empty (or, unless it
     ``may_exist``, there at all), or cannot be made. ``conf``: the settings of Spark; ``name``: the
     argument's.
     """
@@ -73,7 +73,7 @@ def check_new(path: str, conf: Mapping[str, str], name: str, *, may_exist: bool 
 
 
 def check_export(path: str, conf: Mapping[str, str]) -> None:
-    """Fail where there is no export."""
+    """Raises Failure where there is no export."""
     from kept.pipeline.jobs.exports import STATE
 
     if not path:
@@ -86,7 +86,7 @@ def check_export(path: str, conf: Mapping[str, str]) -> None:
 
 
 def check_report(path: str) -> None:
-    """Fail where a page could not be written when all is done."""
+    """Raises Failure where a page could not be written when all is done."""
     there = os.path.exists(path)
     directory = os.path.dirname(path) or "."
     if not path or os.path.isdir(path) or not os.path.isdir(directory):
@@ -126,7 +126,7 @@ def parse_time(given: str | None) -> int | None:
 
 
 def check_needs(bootstrap: Bootstrap | None, topic: str | None) -> None:
-    """Fail at once where Spark, Java, the cluster or the topic is not there."""
+    """Raises Failure at once where Spark, Java, the cluster or the topic is not there."""
     missing = [
         package for package in ("pyspark", "pyarrow") if importlib.util.find_spec(package) is None
     ]

@@ -96,7 +96,7 @@ class CommandClient(Client):
         return f"there are no {things}{seen}"
 
     def topic(self, name: str) -> TopicMetadata:
-        """One topic; where there is none, an error that names one which may be meant."""
+        """One topic. Raises UnknownTopicOrPartition, which names a topic that may be meant."""
         whole, colon, _ = name.partition(":")
         if colon:
             raise UnknownTopicOrPartition(f"no topic {name}: give the whole topic, {whole}")
@@ -166,7 +166,9 @@ def open_client(bootstrap: Bootstrap) -> CommandClient:
 
 @contextmanager
 def explained(bootstrap: Bootstrap, topic: str) -> Iterator[None]:
-    """An error about a partition that nobody leads gets what its nodes know about it."""
+    """An error about a partition that nobody leads is raised as a Failure, with what its nodes know
+    about it.
+    """
     try:
         yield
     except (KafkaStorageError, NotLeaderOrFollower) as error:

@@ -188,7 +188,7 @@ class Cluster:
 
     def command_config(self, user: str = ADMIN, mechanism: str = MECHANISM) -> str:
         """The path of a file with :meth:`client_properties`: for ``--command-config`` of our
-        commands and of Kafka's.
+        commands and of Kafka's. Raises ConfigurationError without ``security``.
         """
         if self._local_security is None:
             raise ConfigurationError("command_config() is for a Cluster(security=...)")
@@ -196,7 +196,9 @@ class Cluster:
 
     @property
     def ca_path(self) -> str:
-        """The certificate, as a PEM file, of who signed those of the nodes."""
+        """The certificate, as a PEM file, of who signed those of the nodes. Raises
+        ConfigurationError without ``security``.
+        """
         if self._local_security is None:
             raise ConfigurationError("ca_path is of a Cluster(security=...)")
         return self._local_security.certificates.ca_path
@@ -331,7 +333,9 @@ class Cluster:
         os.kill(self.pid(i), signal.SIGCONT)
 
     def wait(self, i: int = 0, deadline_s: float = STOP_DEADLINE_S) -> int:
-        """Wait until node ``i`` ends by itself, as at an armed fail point; its exit status."""
+        """Wait until node ``i`` ends by itself, as at an armed fail point; its exit status. Raises
+        NodeFailed after ``deadline_s``.
+        """
         process = self._nodes[i].process
         if process is None:
             raise NodeFailed(f"node {i} was not started")
@@ -377,7 +381,9 @@ class Cluster:
                 reaper.forget(directory)
 
     def await_ready(self, deadline_s: float = START_DEADLINE_S) -> None:
-        """Wait until every node that runs is ready and knows all the others that do."""
+        """Wait until every node that runs is ready and knows all the others that do. Raises
+        NodeFailed after ``deadline_s``, with what the node said.
+        """
         up = [Endpoint(node.host, node.port) for node in self._nodes if node.running]
         end = time.monotonic() + deadline_s
         while (why := cluster_is_up(up, self.security())) is not None:

@@ -50,7 +50,8 @@ def free_port(above: Sequence[int] = ()) -> int:
     """A port that was free a moment ago, as were those so far ``above`` it, and that is drawn by
     nobody else who asks here.
 
-    A process that does not ask here may take one: the caller tries again.
+    A process that does not ask here may take one: the caller tries again. Raises OSError when none
+    is free.
     """
     draw = random.Random(os.urandom(8))
     for _ in range(1000):

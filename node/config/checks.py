@@ -16,13 +16,13 @@ _PREFIX_ITEM: Final = re.compile(r"[^=,]+=(latest|latest-n:[1-9][0-9]*|highest-v
 
 
 def check_throttled(value: tuple[str, ...]) -> None:
-    """Replicas as ``partition:broker``, or ``*`` for all."""
+    """Replicas as ``partition:broker``, or ``*`` for all. Raises ValueError."""
     if value != ("*",) and any(not _THROTTLE.fullmatch(item) for item in value):
         raise ValueError("Must be the literal '*' or a list of replicas [partitionId]:[brokerId]")
 
 
 def parse_prefixes(text: str) -> tuple[tuple[str, str], ...]:
-    """``"user.=latest-n:3,cfg.=latest"`` as ((prefix, strategy), ...)."""
+    """``"user.=latest-n:3,cfg.=latest"`` as ((prefix, strategy), ...). Raises ValueError."""
     items = [item.strip() for item in text.split(",")]
     for item in items:
         if not _PREFIX_ITEM.fullmatch(item):
@@ -43,7 +43,7 @@ def check_strategy_name(value: str) -> None:
 
 
 def check_not_blank(value: str) -> None:
-    """A text of at least one character."""
+    """A text of at least one character. Raises ValueError."""
     if not value:
         raise ValueError("must not be empty")
 
@@ -60,11 +60,11 @@ def parse_super_users(text: str) -> frozenset[str]:
 
 
 def check_authorizer_class(text: str) -> None:
-    """A check of the setting alone."""
+    """Raises ValueError for a class of Java's that is not Kafka's own authorizer."""
     if text not in ("", STANDARD_AUTHORIZER):
         raise ValueError(f"kept runs no Java classes: leave it empty, or set {STANDARD_AUTHORIZER}")
 
 
 def check_super_users(text: str) -> None:
-    """A check of the setting alone."""
+    """Raises ValueError where :func:`parse_super_users` does."""
     parse_super_users(text)

@@ -41,7 +41,7 @@ class Parameters:
         return None if self.given.get(name) is None else self.number(name)
 
     def number(self, name: str) -> int:
-        """A number from 0 on that has to be there."""
+        """A number from 0 on that has to be there. Raises InvalidRequest."""
         value = self.given.get(name)
         if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
             value = int(value)
@@ -50,7 +50,7 @@ class Parameters:
         raise InvalidRequest(f"{name} must be a number, 0 or more")
 
     def flag(self, name: str) -> bool:
-        """A yes or no; no where it is not there."""
+        """A yes or no; no where it is not there. Raises InvalidRequest."""
         value = self.given.get(name, False)
         if value in (True, "true", "1"):
             return True
@@ -71,7 +71,7 @@ class Parameters:
         return _data(self.given, name)
 
     def texts(self, name: str) -> list[str]:
-        """A list of texts; an empty one where it is not there."""
+        """A list of texts; an empty one where it is not there. Raises InvalidRequest."""
         value = self.given.get(name) or []
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise InvalidRequest(f"{name} must be a list of texts")
@@ -80,7 +80,9 @@ class Parameters:
         return value
 
     def settings(self, name: str) -> dict[str, str]:
-        """Settings with their values, which are texts; none where it is not there."""
+        """Settings with their values, which are texts; none where it is not there. Raises
+        InvalidRequest.
+        """
         value = self.given.get(name) or {}
         if not isinstance(value, dict):
             raise InvalidRequest(f'{name} must be an object such as {{"segment.bytes": "1048576"}}')
@@ -91,7 +93,9 @@ class Parameters:
         return value
 
     def headers(self, name: str, most: int) -> tuple[tuple[str, bytes | None], ...]:
-        """Headers of a record: objects with ``name`` and ``value`` or ``value_base64``."""
+        """Headers of a record: objects with ``name`` and ``value`` or ``value_base64``. Raises
+        InvalidRequest.
+        """
         value = self.given.get(name) or []
         if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
             raise InvalidRequest(f"{name} must be a list of objects with name and value")

@@ -88,7 +88,7 @@ def analyze(
 
     A key's prefix ends with the first ``prefix_until`` in it; keys without one share the empty
     prefix. ``config`` names another strategy than the topic's. One that is not built in is run as
-    it is, and has to be installed where the executors run.
+    it is, and has to be installed where the executors run. Raises BadOption.
     """
     import time
 

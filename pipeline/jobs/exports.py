@@ -168,7 +168,8 @@ def compact(
     """Reduce an export to a new one by the topic's strategy, or by the one that ``config`` names.
 
     ``below`` gives for each partition where the cleaner would stop: records from there on stay as
-    they are. Winning tombstones stay. Raises InvalidConfig for a strategy that is not here.
+    they are. Winning tombstones stay. Raises InvalidConfig for a strategy that is not here, and
+    BadOption where ``below`` does not fit the export.
     """
     description, rows = load(spark, path)
     strategy = survivors.strategy_of({**description.config, **(config or {})})

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def plan_batch(client: Client, options: ReadOptions, bounds: Bounds) -> list[Range]:
-    """The ranges to read, cut into as many tasks as asked for."""
+    """The ranges to read, cut into as many tasks as asked for. Raises BadOption for a start that is
+    after its end.
+    """
     tps = offsets.find_partitions(client, options.topics)
     if options.replica is not None:
         offsets.check_replica(client, tps, options.replica)

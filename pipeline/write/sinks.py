@@ -126,7 +126,8 @@ class KeptStreamWriter(DataSourceStreamArrowWriter):
 def check_write(
     schema: StructType, options: WriteOptions, overwrite: bool, *, streaming: bool = False
 ) -> None:
-    """Refuse a write on the driver: its columns, its mode, a topic that is not there.
+    """Refuse a write on the driver: its columns, its mode, a topic that is not there. Raises
+    BadOption, and what the cluster refuses.
 
     Spark does this for every micro-batch anew, in a process of its own: a stream's cluster may just
     be starting again, and is waited for.

@@ -101,7 +101,7 @@ class TopicWriter:
         self._sent: dict[tuple[int, int], BatchHeader] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows; some may be sent."""
+        """Take rows; some may be sent. Raises BadRow, and what the cluster refuses."""
         if self.options.topic is not None:
             self._write(self.options.topic, batch)
             return
@@ -238,7 +238,7 @@ class _Target:
 
 def rows_of(batch: pa.RecordBatch, options: WriteOptions, at_ms: int) -> Rows:
     """The rows of a record batch as the record kernel takes them; ``at_ms`` is their timestamp
-    where they have none.
+    where they have none. Raises BadRow.
     """
     import pyarrow.compute as pc
 

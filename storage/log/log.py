@@ -288,7 +288,8 @@ class Log:
 
         ``checked.data`` must not change until :meth:`write`. ``guard``: of a transaction that is
         not open here yet. Raises RecordListTooLarge, OutOfOrderSequenceNumber,
-        InvalidProducerEpoch, InvalidTxnState (nothing staged), MachineError when rolling fails.
+        InvalidProducerEpoch, InvalidTxnState (nothing staged), MachineError when rolling fails, and
+        KafkaStorageError after that.
         """
         if self.failed is not None:
             raise KafkaStorageError(str(self.failed))
@@ -374,7 +375,8 @@ class Log:
         """Stage the end of a producer's transaction, which need not have begun here.
 
         ``is_tv2``: its epoch is a new one. Raises InvalidProducerEpoch,
-        TransactionCoordinatorFenced (nothing staged), MachineError when rolling fails.
+        TransactionCoordinatorFenced (nothing staged), MachineError when rolling fails, and
+        KafkaStorageError after that.
         """
         if self.failed is not None:
             raise KafkaStorageError(str(self.failed))

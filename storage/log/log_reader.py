@@ -120,7 +120,10 @@ def find_timestamp(  # noqa: PLR0917
     end_offset: int,
     find: FindRecord = find_record,
 ) -> TimestampOffset | None:
-    """The first record (by offset) at or above both that is not older than ``timestamp``."""
+    """The first record (by offset) from ``log_start_offset`` on, below ``end_offset``, that is not
+    older than ``timestamp``, milliseconds since 1970; None where there is none. Raises DamagedData
+    and MachineError.
+    """
     for index in range(segments.floor(log_start_offset), len(segments)):
         segment = segments[index]
         if segment.max_timestamp < timestamp or segment.base_offset >= end_offset:

@@ -31,7 +31,7 @@ def _chosen() -> Callable[[Buffer, int], int]:
 
 
 def package_crc32c(data: Buffer, crc: int = 0) -> int:
-    """The same by the ``crc32c`` package."""
+    """CRC-32C of ``data``, continuing ``crc``, by the ``crc32c`` package."""
     from crc32c import crc32c as package
 
     return package(data, crc)

@@ -268,7 +268,7 @@ class ClusterActions:
         dry_run: bool,
     ) -> ResetResult:
         """Set committed offsets of a group without members, all or none of them. Raises
-        InvalidRequest.
+        InvalidRequest; NonEmptyGroup where it has members.
         """
         target.check()
         command = caller.command_lines.reset_offsets(

@@ -522,7 +522,7 @@ class GroupMembership:
     # Heartbeat.
 
     def heartbeat(self, event: ev.Heartbeat) -> None:
-        """Keep a session alive; tell a member that it must rejoin."""
+        """Keep a session alive; tell a member that it must rejoin. Raises GroupError."""
         core = self._core
         group = core.groups.get(event.group)
         try:

@@ -129,16 +129,11 @@ def install_example(site):
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def measure(directory, total_bytes, codec, clean_share, strategy="latest"):
-    """One case: generate, clean in a worker process, return the figures."""
-    shutil.rmtree(directory, ignore_errors=True)
-    os.makedirs(directory)
-    versions = strategy == "highest-version-header"
-    sources, dirty_from, end = generate(directory, total_bytes, codec, clean_share, versions)
-    size = sum(source.size_bytes for source in sources)
+def pass_over(directory, sources, dirty_from, end, strategy):
+    """The job of a pass over what :func:`generate` has made."""
     name, raw = STRATEGIES[strategy]
     config = LogConfig(cleanup_policy=frozenset({"compact"}), compaction_strategy=name, raw=raw)
-    job = jobs.Job(
+    return jobs.Job(
         directory,
         "bench",
         0,
@@ -152,6 +147,16 @@ def measure(directory, total_bytes, codec, clean_share, strategy="latest"):
         random.Random(SEED).randbytes(16),
         config,
     )
+
+
+def measure(directory, total_bytes, codec, clean_share, strategy="latest"):
+    """One case: generate, clean in a worker process, return the figures."""
+    shutil.rmtree(directory, ignore_errors=True)
+    os.makedirs(directory)
+    versions = strategy == "highest-version-header"
+    sources, dirty_from, end = generate(directory, total_bytes, codec, clean_share, versions)
+    size = sum(source.size_bytes for source in sources)
+    job = pass_over(directory, sources, dirty_from, end, strategy)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
     process = subprocess.Popen(

@@ -10,22 +10,19 @@ record, and shows in two passes with and without keys to watch, the faster of ea
 import argparse
 import json
 import os
-import random
 import shutil
 import struct
 import tempfile
 import time
-import uuid
 from dataclasses import replace
 
-from cleaner import NOW_MS, SEED, STRATEGIES, generate
+from cleaner import SEED, generate, pass_over
 
 from kept.compaction.cleaner import cleaner_run, self_check
-from kept.compaction.cleaner import job as jobs
 from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.records import headers
-from kept.storage.types import Codec, Generation, LogConfig
+from kept.storage.types import Codec
 
 CHOSEN = ("latest", "latest-n", "highest-version")
 REPEATS = 3
@@ -74,22 +71,7 @@ def measure(directory, total_bytes, codec, strategy):
     os.makedirs(directory)
     sources, dirty_from, end = generate(directory, total_bytes, codec, 0.0)
     write_indexes(directory, sources)
-    name, raw = STRATEGIES[strategy]
-    config = LogConfig(cleanup_policy=frozenset({"compact"}), compaction_strategy=name, raw=raw)
-    job = jobs.Job(
-        directory,
-        "bench",
-        0,
-        str(uuid.UUID(int=1)),
-        Generation(0, 1),
-        0,
-        dirty_from,
-        end,
-        sources,
-        NOW_MS + 1_000_000,
-        random.Random(SEED).randbytes(16),
-        config,
-    )
+    job = pass_over(directory, sources, dirty_from, end, strategy)
     without, checked, own, keys = [], [], [], 0
     for _ in range(REPEATS):
         without.append(time_one(replace(job, check_keys=0), {})[0])

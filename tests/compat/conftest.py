@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import subprocess
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -46,6 +48,22 @@ def broker() -> Iterator[Broker]:
         return
     with Cluster(nodes=1) as cluster:
         yield Broker(cluster.bootstrap)
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs in JavaScript, beside the packages that they use."""
+    folder = tmp_path_factory.mktemp("node-client")
+    for path in (Path(__file__).parent / "node").glob("*.js*"):
+        shutil.copy(path, folder)
+    subprocess.run(
+        ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    return folder
 
 
 @pytest.fixture(scope="module", params=BROKERS)

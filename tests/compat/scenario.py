@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import threading
 from collections import Counter
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 from kept.storage.types import TopicPartition
 from kept.testing import Cluster
+from tests.tools import kafka_dist
 
 PARTITIONS = 3
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -243,3 +245,18 @@ def _story(
     finally:
         late.stop()
     assert resumed == Counter(more)
+
+
+def console_round_trip(bootstrap: str, topic: str, count: int) -> list[str]:
+    """Lines ``key:value`` that Kafka's console producer writes, as its console consumer reads them,
+    a member of the group ``topic``.
+    """
+    at = ("--bootstrap-server", bootstrap, "--topic", topic)
+    lines = "".join(f"k{i}:v{i}\n" for i in range(count))
+    parsed = ("--reader-property", "parse.key=true", "--reader-property", "key.separator=:")
+    kafka_dist.tool("org.apache.kafka.tools.ConsoleProducer", *at, *parsed, stdin=lines)
+    shown = ("--formatter-property", "print.key=true", "--formatter-property", "key.separator=:")
+    wanted = ("--from-beginning", "--max-messages", str(count), "--group", topic)
+    consumer = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+    read = kafka_dist.tool(consumer, *at, *wanted, *shown)
+    return [line for line in read.splitlines() if re.match(r"k\d+:", line)]

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from tests.compat.scenario import console_round_trip
 from tests.tools.kafka_dist import tool
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
@@ -71,34 +72,8 @@ def test_configs(broker):
 def test_console_producer_and_consumer(broker):
     name = broker.name("console")
     tool("org.apache.kafka.tools.TopicCommand", *at(broker), "--create", "--topic", name)
-    lines = "".join(f"k{i}:v{i}\n" for i in range(50))
-    tool(
-        "org.apache.kafka.tools.ConsoleProducer",
-        *at(broker),
-        "--topic",
-        name,
-        "--reader-property",
-        "parse.key=true",
-        "--reader-property",
-        "key.separator=:",
-        stdin=lines,
-    )
-    read = tool(
-        "org.apache.kafka.tools.consumer.ConsoleConsumer",
-        *at(broker),
-        "--topic",
-        name,
-        "--from-beginning",
-        "--max-messages",
-        "50",
-        "--group",
-        name,
-        "--formatter-property",
-        "print.key=true",
-        "--formatter-property",
-        "key.separator=:",
-    )
-    assert [line for line in read.splitlines() if line.startswith("k")] == lines.splitlines()
+    read = console_round_trip(broker.bootstrap, name, 50)
+    assert read == [f"k{i}:v{i}" for i in range(50)]
     groups = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
     assert name in tool(groups, *at(broker), "--list")
     described = tool(groups, *at(broker), "--describe", "--group", name)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from kept.testing import Cluster
-from tests.compat.scenario import leader
+from tests.compat.scenario import console_round_trip, leader
 from tests.tools import kafka_dist
 from tests.tools.kafka_dist import tool
 
@@ -117,36 +117,8 @@ def test_the_perf_tools_lose_nothing_when_a_leader_dies(three):
 
 def test_a_group_s_offsets_outlive_its_coordinator(three):
     name = create(three, "console")
-    lines = "".join(f"k{i}:v{i}\n" for i in range(50))
-    tool(
-        "org.apache.kafka.tools.ConsoleProducer",
-        *at(three),
-        "--topic",
-        name,
-        "--reader-property",
-        "parse.key=true",
-        "--reader-property",
-        "key.separator=:",
-        stdin=lines,
-    )
-    read = tool(
-        "org.apache.kafka.tools.consumer.ConsoleConsumer",
-        *at(three),
-        "--topic",
-        name,
-        "--from-beginning",
-        "--max-messages",
-        "50",
-        "--group",
-        name,
-        "--formatter-property",
-        "print.key=true",
-        "--formatter-property",
-        "key.separator=:",
-    )
-    assert sorted(line for line in read.splitlines() if re.match(r"k\d+:", line)) == sorted(
-        lines.splitlines()
-    )
+    read = console_round_trip(three.bootstrap, name, 50)
+    assert sorted(read) == sorted(f"k{i}:v{i}" for i in range(50))
     state = tool(GROUPS, *at(three), "--describe", "--group", name, "--state")
     (coordinator,) = re.findall(r"localhost:\d+\s+\((\d)\)", state)
     three.kill(int(coordinator))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -13,23 +11,6 @@ from kept.testing import Cluster
 from tests.compat.scenario import story_over_a_kill
 
 pytestmark = [pytest.mark.node_js, pytest.mark.slow, pytest.mark.timeout(600)]  # npm is slow
-
-HERE = Path(__file__).parent / "node"
-
-
-@pytest.fixture(scope="session")
-def workspace(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("node-client")
-    for name in ("package.json", "codecs.js", "round_trip.js", "over_a_kill.js", "security.js"):
-        shutil.copy(HERE / name, folder)
-    subprocess.run(
-        ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"],
-        cwd=folder,
-        check=True,
-        capture_output=True,
-        timeout=300,
-    )
-    return folder
 
 
 def test_codecs_groups_and_commits(broker, workspace):

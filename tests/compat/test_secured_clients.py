@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,7 +26,6 @@ from tests.compat.scenario import over_a_kill, story_over_a_kill, undisturbed
 from tests.support.token_issuer import AUDIENCE, ISSUER, Issuer, fresh_token
 from tests.tools import go_tools, kafka_dist
 
-NODE = Path(__file__).parent / "node"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 WAYS = [
     "SSL",
@@ -125,21 +123,6 @@ def environ(security: Mapping[str, str]) -> dict[str, str]:
             "SECURITY_PASSWORD": password,
         }
     return values
-
-
-@pytest.fixture(scope="session")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("node-client")
-    for name in ("package.json", "codecs.js", "over_a_kill.js", "security.js"):
-        shutil.copy(NODE / name, folder)
-    subprocess.run(
-        ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"],
-        cwd=folder,
-        check=True,
-        capture_output=True,
-        timeout=300,
-    )
-    return folder
 
 
 def test_a_client_is_who_it_says_and_may_do_what_acls_allow(kept_secure_broker):

@@ -14,21 +14,13 @@ from kept.storage.disk import Disk
 from kept.storage.log.log import Log
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.segments.swap import SwapGroup, SwapPlan
-from kept.storage.types import MAX_INT64, LogConfig, TimestampType, TopicPartition
+from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)
 TOPIC_ID = uuid.UUID(int=77)
 CONFIG = LogConfig(segment_bytes=3000, index_interval_bytes=300, file_delete_delay_ms=0)
-RULES = CheckRules(
-    compacted=False,
-    max_batch_bytes=1 << 20,
-    max_inflated_bytes=1 << 24,
-    timestamp_type=TimestampType.CREATE_TIME,
-    timestamp_before_max_ms=MAX_INT64,
-    timestamp_after_max_ms=MAX_INT64,
-    compression_type="producer",
-)
+RULES = CheckRules(timestamp_after_max_ms=MAX_INT64)
 
 
 def say(*words: object) -> None:

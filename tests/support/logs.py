@@ -8,19 +8,13 @@ from kept.storage.directory import Birth, LogDirectory
 from kept.storage.disk import Disk
 from kept.storage.log.log import AppendInfo, Log
 from kept.storage.records import CheckRules, build_batch, check, headers, records
-from kept.storage.types import MAX_INT64, Codec, LogConfig, TimestampType, TopicPartition
+from kept.storage.types import MAX_INT64, Codec, LogConfig, TopicPartition
 
 NOW = 1_700_000_000_000
 TOPIC_ID = uuid.UUID("11111111-2222-3333-4444-555555555555")
 TP = TopicPartition("t", 0)
 RULES = CheckRules(
-    compacted=False,
-    max_batch_bytes=1 << 20,
-    max_inflated_bytes=1 << 24,
-    timestamp_type=TimestampType.CREATE_TIME,
-    timestamp_before_max_ms=MAX_INT64,
-    timestamp_after_max_ms=MAX_INT64,
-    compression_type="producer",
+    max_batch_bytes=1 << 20, max_inflated_bytes=1 << 24, timestamp_after_max_ms=MAX_INT64
 )
 
 

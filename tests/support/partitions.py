@@ -8,22 +8,12 @@ from functools import partial
 from kept.replication.partition import Partition
 from kept.storage.disk import Disk
 from kept.storage.log.log import Log
-from kept.storage.records import CheckRules, build_batch, check, records
-from kept.storage.types import MAX_INT64, LogConfig, TimestampType, TopicPartition
+from kept.storage.records import build_batch, check, records
+from kept.storage.types import LogConfig
+from tests.support.logs import NOW, RULES, TP
 
-NOW = 1_700_000_000_000
-TP = TopicPartition("t", 0)
 TOPIC_ID = uuid.UUID(int=5)
 config = partial(LogConfig, segment_bytes=2000)
-RULES = CheckRules(
-    compacted=False,
-    max_batch_bytes=1 << 20,
-    max_inflated_bytes=1 << 24,
-    timestamp_type=TimestampType.CREATE_TIME,
-    timestamp_before_max_ms=MAX_INT64,
-    timestamp_after_max_ms=MAX_INT64,
-    compression_type="producer",
-)
 
 
 def checked(

@@ -3,6 +3,8 @@
 ``docs/architecture.md`` draws the same as a picture. The order of the rooms is that of the imports:
 a part is handed parts of rooms below its own. Where one below has to tell one above, the one above
 subscribes (:meth:`NodeParts._subscribe`).
+
+Long because it is the one place that knows all of them.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ from kept.node.metadata.metadata_directory import MetadataDirectory
 from kept.node.metadata.metadata_log import MetadataLog
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.metadata.serving_lease import ServingLease
+from kept.node.metrics.lazy_metrics import LazyMetrics
 from kept.node.replicas.alter_partition import AlterPartitionQueue
 from kept.node.replicas.fetch_loop import FetchContext, Fetchers
 from kept.node.replicas.log_dir_failures import LogDirFailureChannel
@@ -96,6 +99,7 @@ if TYPE_CHECKING:
     from kept.cluster.controller.brokers import RegisterRequest
     from kept.node.admin.services import AdminServices
     from kept.node.config.node_config import NodeConfig
+    from kept.node.metrics.exposition import NodeMetrics
     from kept.node.security.session import Authorizer, Session
     from kept.storage.types import TopicPartition
 
@@ -342,7 +346,10 @@ class NodeParts:
             ends=self._high_watermarks,
         )
         self.readiness = Readiness(config.node_id)
-        self.http = LazyHttpServer(self.runtime, live, self.memory.in_flight, lambda: self.admin)
+        self.metrics = LazyMetrics(self.runtime, self._new_metrics)
+        self.http = LazyHttpServer(
+            self.runtime, live, self.memory.in_flight, self.metrics, lambda: self.admin
+        )
         self.grpc = LazyServer(self.runtime, live, lambda: self.admin)
         self._build_listeners(config)
         self.maintenance = Maintenance(
@@ -396,16 +403,13 @@ class NodeParts:
         from kept.node.admin.services import AdminServices
 
         return AdminServices(
-            tls_reload=self.tls_reload,
-            tokens=self.logins.tokens,
             audit=self.audit,
             quotas=self.client_quotas,
             runtime=self.runtime,
             config=self.live_config,
             counters=self.counters,
             kernels=self.kernels,
-            memory=self.memory,
-            open_files=self.open_files,
+            inflating=self.memory.inflating,
             identity=self.identity,
             metadata=self.metadata,
             addresses=self.addresses,
@@ -418,11 +422,38 @@ class NodeParts:
             dry_runs=DryRuns(),
             history=self.dirty_history,
             activity_history=self.activity_history,
-            groups=self.groups,
             transactions=self.transactions,
-            verifier=self.verifier,
             connect_here=self._connect_here,
         )
+
+    def _new_metrics(self) -> NodeMetrics:
+        """Imported and built in a thread at the first scrape."""
+        from kept.node.metrics.definitions import Sources
+        from kept.node.metrics.exposition import NodeMetrics
+        from kept.node.metrics.survey import Surveyor
+
+        surveyor = Surveyor(
+            config=self.live_config,
+            identity=self.identity,
+            metadata=self.metadata,
+            table=self.table,
+            compaction=self.admin.compaction_view,
+            groups=self.groups,
+            transactions=self.transactions,
+        )
+        sources = Sources(
+            counters=self.counters,
+            kernels=self.kernels,
+            health=self.admin.health,
+            open_files=self.open_files,
+            memory=self.memory,
+            metadata=self.metadata,
+            transactions=self.transactions,
+            verifier=self.verifier,
+            tls_reload=self.tls_reload,
+            tokens=self.logins.tokens,
+        )
+        return NodeMetrics(surveyor, self.admin.log_directories, sources)
 
     def _high_watermarks(
         self, tps: Iterable[TopicPartition]

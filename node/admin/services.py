@@ -1,7 +1,7 @@
 """The operator's services of a node, built from its parts when the first request comes.
 
-Each service gets the two to six collaborators that it works with. HTTP, gRPC and metrics read this
-object; no service does.
+Each service gets the two to six collaborators that it works with. HTTP and gRPC read this object,
+and no service does.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ if TYPE_CHECKING:
     from kept.node.compaction.dry_run import DryRuns
     from kept.node.compaction.lazy_cleaner import LazyCleaner
     from kept.node.config.live_config import LiveConfig
-    from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
-    from kept.node.coordinator.transactions.verifier import Verifier
     from kept.node.internode.peers import Peers
     from kept.node.kafka.forwarding_manager import ForwardingManager
     from kept.node.metadata.address_book import AddressBook
@@ -56,14 +54,11 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_manager import ReplicaManager
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
-    from kept.node.runtime.fd_quota import OpenFiles
-    from kept.node.runtime.memory_budget import NodeMemory
+    from kept.node.runtime.memory_budget import BudgetShare
     from kept.node.runtime.runtime import Runtime
     from kept.node.runtime.uncompiled_kernels import Kernels
     from kept.node.security.audit import AuditLog
     from kept.node.security.client_quotas import ClientQuotas
-    from kept.node.security.oauth.token_checks import TokenChecks
-    from kept.node.security.tls_reload import TlsReload
     from kept.storage.types import TopicPartition
 
 
@@ -75,8 +70,7 @@ class AdminServices:
     config: LiveConfig
     counters: Counters
     kernels: Kernels
-    memory: NodeMemory
-    open_files: OpenFiles
+    inflating: BudgetShare
 
     identity: NodeIdentity
     metadata: MetadataLog
@@ -91,11 +85,7 @@ class AdminServices:
     dry_runs: DryRuns
     history: DirtyHistory
     activity_history: ActivityHistory
-    groups: GroupCoordinator
     transactions: TransactionCoordinator
-    verifier: Verifier
-    tls_reload: TlsReload
-    tokens: TokenChecks
     audit: AuditLog
     quotas: ClientQuotas
     connect_here: Callable[[Session | None], Awaitable[socket.socket]]
@@ -183,7 +173,7 @@ class AdminServices:
         readers = Readers(
             runtime=runtime,
             metadata=metadata,
-            inflating=self.memory.inflating,
+            inflating=self.inflating,
             lookup=lookup,
             new_client=self.new_client,
         )

@@ -62,7 +62,7 @@ class GrpcServer:
         clients = broker.Broker(
             runtime=services.runtime,
             metadata=services.metadata,
-            inflating=services.memory.inflating,
+            inflating=services.inflating,
             client=self._client,
             new_client=partial(services.new_client, client_id=GRPC_CLIENT_ID),
             callers=self._callers,

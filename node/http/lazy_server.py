@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kept.node.http.server import HttpServer
     from kept.node.internode.controller_rpc import PeerHttpReply, PeerHttpRequest
     from kept.node.kafka.listener import HandedOver
+    from kept.node.metrics.lazy_metrics import LazyMetrics
     from kept.node.runtime.memory_budget import MemoryBudget
     from kept.node.runtime.runtime import Runtime
 
@@ -30,6 +31,7 @@ class LazyHttpServer:
     runtime: Runtime
     config: LiveConfig
     budget: MemoryBudget
+    metrics: LazyMetrics
     services: Callable[[], AdminServices]
 
     def __post_init__(self) -> None:
@@ -70,7 +72,7 @@ class LazyHttpServer:
                 self.runtime,
                 self.config,
                 self.budget,
-                routes.Routes(services),
+                routes.Routes(services, self.metrics),
                 ClientUsages(services.quotas, services.counters, HTTP_CLIENT_ID),
             )
         return self._server

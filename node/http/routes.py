@@ -111,7 +111,7 @@ POST    /api/v1/brokers/config                        {"broker": N, "set": {…}
 class Routes:
     """The answers of one node."""
 
-    def __init__(self, services: AdminServices) -> None:
+    def __init__(self, services: AdminServices, metrics: LazyMetrics) -> None:
         self.services = services
         self.node_id = services.identity.node_id
         self.alone = services.config.current.alone
@@ -124,7 +124,7 @@ class Routes:
         )
         self.context = RouteContext(
             services=services,
-            metrics=LazyMetrics(services),
+            metrics=metrics,
             pulses=pulses,
             streams=EventStreams(
                 config=services.config,

@@ -28,7 +28,6 @@ from kept.node.metrics.survey import Surveyor
 from kept.node.runtime.time_slices import Pace
 
 if TYPE_CHECKING:
-    from kept.node.admin.services import AdminServices
     from kept.node.admin.views.log_directories import LogDirectories
 
 CHUNK_BYTES: Final = 64 * 1024
@@ -82,32 +81,6 @@ class NodeMetrics:
         self._sources = sources
         self.registry = CollectorRegistry()
         self.registry.register(self)
-
-    @classmethod
-    def of(cls, services: AdminServices) -> NodeMetrics:
-        """The metrics of the node that has these services."""
-        surveyor = Surveyor(
-            config=services.config,
-            identity=services.identity,
-            metadata=services.metadata,
-            table=services.table,
-            compaction=services.compaction_view,
-            groups=services.groups,
-            transactions=services.transactions,
-        )
-        sources = Sources(
-            counters=services.counters,
-            kernels=services.kernels,
-            health=services.health,
-            open_files=services.open_files,
-            memory=services.memory,
-            metadata=services.metadata,
-            transactions=services.transactions,
-            verifier=services.verifier,
-            tls_reload=services.tls_reload,
-            tokens=services.tokens,
-        )
-        return cls(surveyor, services.log_directories, sources)
 
     def collect(self) -> Iterator[Metric]:
         """Every family, for the registry."""

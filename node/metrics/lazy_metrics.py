@@ -5,13 +5,13 @@ prometheus-client takes 30 ms to import, which would hold up everybody on the lo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kept.node.admin.services import AdminServices
     from kept.node.metrics.exposition import NodeMetrics
+    from kept.node.runtime.runtime import Runtime
 
 OPENMETRICS_TYPE: Final = "application/openmetrics-text"
 OPENMETRICS_VERSIONS: Final = frozenset({"", "0.0.1", "1.0.0"})
@@ -59,21 +59,18 @@ def _weight(text: str) -> float:
 class LazyMetrics:
     """The metrics of one node."""
 
-    def __init__(self, services: AdminServices) -> None:
-        self._services = services
+    def __init__(self, runtime: Runtime, make: Callable[[], NodeMetrics]) -> None:
+        """``make`` is called in a thread."""
+        self._runtime = runtime
+        self._make = make
         self._metrics: NodeMetrics | None = None
 
     async def started(self) -> NodeMetrics:
         """The metrics, made when they are first needed."""
         if self._metrics is None:
-            metrics: NodeMetrics = await self._services.runtime.in_thread(self._make)
+            metrics: NodeMetrics = await self._runtime.in_thread(self._make)
             self._metrics = self._metrics or metrics
         return self._metrics
-
-    def _make(self) -> NodeMetrics:
-        from kept.node.metrics.exposition import NodeMetrics
-
-        return NodeMetrics.of(self._services)
 
     async def render(
         self, text_format: MetricsFormat = MetricsFormat.PROMETHEUS

@@ -89,7 +89,7 @@ def test_a_scrape_of_10000_partitions_holds_the_loop_for_a_moment_only(lone_node
     """CPU time of this thread: what else the machine does is not the scrape's."""
     lone = lone_node(kept_metrics_partitions="all")
     node = lone.node
-    metrics = LazyMetrics(node.parts.admin)
+    metrics = LazyMetrics(node.parts.runtime, node.parts._new_metrics)
     slices = []
 
     class Watched(exposition.Pace):

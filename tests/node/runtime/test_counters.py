@@ -36,7 +36,8 @@ def scrape(lone):
 
 def metrics_of(lone):
     """The metrics of a node, made anew."""
-    return LazyMetrics(lone.node.parts.admin)
+    parts = lone.node.parts
+    return LazyMetrics(parts.runtime, parts._new_metrics)
 
 
 def one(found, name, **labels):
@@ -330,13 +331,14 @@ def test_nothing_heavy_is_imported_for_counting():
 
 
 def test_the_library_is_imported_in_a_thread(lone, monkeypatch):
-    places, make = [], LazyMetrics._make
+    metrics = lone.node.parts.metrics
+    places, make = [], metrics._make
 
-    def watched(self):
+    def watched():
         places.append(threading.current_thread().name)
-        return make(self)
+        return make()
 
-    monkeypatch.setattr(LazyMetrics, "_make", watched)
+    monkeypatch.setattr(metrics, "_make", watched)
     for _ in range(2):
         scrape(lone)
     (place,) = places

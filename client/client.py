@@ -31,7 +31,7 @@ from kept.client.consume import fetch as record_operations
 from kept.client.consume import leader_offsets as leader_operations
 from kept.client.consume.consumer import ConsumedRecord, Consumer
 from kept.client.consume.fetch import Fetched, FetchLimits
-from kept.client.consume.leader_offsets import OffsetAt, Standing
+from kept.client.consume.leader_offsets import OffsetAt, PartitionState
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.authorization_errors import NotAuthorized
 from kept.client.core.broker_errors import failure
@@ -286,13 +286,15 @@ class Client:
         """Bytes on disk of each partition's leader."""
         return self.run(topic_operations.log_sizes(self.topic(topic)))
 
-    def standings(self, topic: str) -> dict[int, Standing]:
+    def partition_states(self, topic: str) -> dict[int, PartitionState]:
         """Where each partition that has a leader stands. Who leads and says nothing for
         ``SILENT_MS`` is not waited for, where there are other nodes.
         """
         alone = len(self.view.nodes) == 1
         patience_ms = self.timeout_ms if alone else min(self.timeout_ms, SILENT_MS)
-        return self.run(leader_operations.standings(self.view, self.topic(topic), patience_ms))
+        return self.run(
+            leader_operations.partition_states(self.view, self.topic(topic), patience_ms)
+        )
 
     # Writing.
 

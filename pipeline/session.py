@@ -49,7 +49,7 @@ the same.
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class TopicBounds:
     """A topic as it was at one moment: partition -> offset; the ends are exclusive."""
 
     topic: str
@@ -79,7 +79,7 @@ def reach(bootstrap: str | Bootstrap) -> dict[str, str]:
     return {"bootstrap": where.servers, **more}
 
 
-def bounds_of(client: Client, topic: str) -> Bounds:
+def bounds_of(client: Client, topic: str) -> TopicBounds:
     """Where the topic stands now. Raises UnknownTopicOrPartition, with the nearest name."""
     tps = offsets.find_partitions(client, Subscribe((topic,)))
     starts = offsets.all_at(client, tps, EARLIEST)
@@ -92,7 +92,7 @@ def bounds_of(client: Client, topic: str) -> Bounds:
         # Apache Kafka, to which a topic may be restored, refuses ours, also what is their default.
         and not (entry.name.startswith("kept.") and entry.source == "default")
     }
-    return Bounds(
+    return TopicBounds(
         topic,
         offsets.topic_ids(client, tps)[topic],
         {tp.partition: starts[tp] for tp in tps},
@@ -155,7 +155,7 @@ def register(spark: SparkSession) -> None:
 def records(
     spark: SparkSession,
     bootstrap: str | Bootstrap,
-    bounds: Bounds,
+    bounds: TopicBounds,
     *,
     columns: str | None = None,
     replica: int | None = None,
@@ -201,7 +201,7 @@ def _reader(spark: SparkSession, bootstrap: str | Bootstrap) -> Any:
     )
 
 
-def check_partitions(given: Mapping[int, int], bounds: Bounds, what: str) -> None:
+def check_partitions(given: Mapping[int, int], bounds: TopicBounds, what: str) -> None:
     """Raises BadOption for offsets that name other partitions than there are, or lie outside of the
     log.
     """

@@ -15,7 +15,7 @@ from kept.pipeline.columns import check_schema, schema_text
 from kept.pipeline.connection import BadOption
 from kept.pipeline.options import ReadOptions, parse_read, parse_write
 from kept.pipeline.read.batch import plan_batch
-from kept.pipeline.read.plan import Bounds
+from kept.pipeline.read.plan import ReadBounds
 from kept.pipeline.read.pushdown import push
 from kept.pipeline.read.task import read_partition
 
@@ -110,7 +110,7 @@ class KeptReader(DataSourceReader):
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self.schema = schema
         self.options = options
-        self.bounds = Bounds()
+        self.bounds = ReadBounds()
 
     @property
     def pushFilters(self) -> _Pushdown:  # noqa: N802

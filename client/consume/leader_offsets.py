@@ -37,7 +37,7 @@ class OffsetAt(NamedTuple):
     leader_epoch: int
 
 
-class Standing(NamedTuple):
+class PartitionState(NamedTuple):
     """Where a partition stands, by its leader; None is what that one did not say."""
 
     log_start_offset: int | None
@@ -252,9 +252,9 @@ def delete_records(
     }
 
 
-def standings(
+def partition_states(
     view: ClusterMetadata, topic: TopicMetadata, patience_ms: int
-) -> Operation[dict[int, Standing]]:
+) -> Operation[dict[int, PartitionState]]:
     """Where each partition that has a leader stands; a leader is waited for so long at most."""
     led = [number for number, one in topic.partitions.items() if one.leader >= 0]
 
@@ -270,5 +270,5 @@ def standings(
         both = starts[topic.name, number], ends[topic.name, number]
         start, end = (None if isinstance(one, KeptError) else int(one.offset) for one in both)
         unknown = next((one for one in both if isinstance(one, KeptError)), None)
-        by_partition[number] = Standing(start, end, sizes.get(number), unknown)
+        by_partition[number] = PartitionState(start, end, sizes.get(number), unknown)
     return by_partition

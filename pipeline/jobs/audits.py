@@ -41,7 +41,7 @@ from kept.pipeline.connection import BadOption
 from kept.pipeline.jobs import survivors
 from kept.pipeline.jobs.audit_faults import NEWER, REFERENCE, Expected, find, held, overtaken
 from kept.pipeline.jobs.exports import Export, load
-from kept.pipeline.session import Bounds, bounds_of, connect, records, register
+from kept.pipeline.session import TopicBounds, bounds_of, connect, records, register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -243,7 +243,7 @@ def _instead(cached: DataFrame, other: DataFrame) -> DataFrame:
     return other
 
 
-def _too_old(export: Export, bounds: Bounds) -> bool:
+def _too_old(export: Export, bounds: TopicBounds) -> bool:
     """Whether a tombstone written after the export may be gone by now."""
     kept_ms = min(
         int(config.get("delete.retention.ms", DAY_MS)) for config in (export.config, bounds.config)
@@ -251,14 +251,16 @@ def _too_old(export: Export, bounds: Bounds) -> bool:
     return time.time_ns() // 1_000_000 - export.taken_ms >= kept_ms
 
 
-def _written_since(spark: SparkSession, bootstrap: str | Bootstrap, bounds: Bounds) -> DataFrame:
+def _written_since(
+    spark: SparkSession, bootstrap: str | Bootstrap, bounds: TopicBounds
+) -> DataFrame:
     """What the leaders have from the ends on that were noted."""
     with connect(bootstrap) as client:
         now = bounds_of(client, bounds.topic)
     partitions = sorted(bounds.ends.keys() & now.ends.keys())
     begun = {p: max(now.starts[p], min(bounds.ends[p], now.ends[p])) for p in partitions}
     ends = {p: now.ends[p] for p in partitions}
-    since = Bounds(now.topic, now.topic_id, begun, ends, now.config)
+    since = TopicBounds(now.topic, now.topic_id, begun, ends, now.config)
     return records(spark, bootstrap, since, until_caught_up=True)
 
 
@@ -281,8 +283,8 @@ def _replicas(
     return in_sync, absent
 
 
-def _only(bounds: Bounds, partitions: Sequence[int]) -> Bounds:
-    return Bounds(
+def _only(bounds: TopicBounds, partitions: Sequence[int]) -> TopicBounds:
+    return TopicBounds(
         bounds.topic,
         bounds.topic_id,
         {p: bounds.starts[p] for p in partitions},
@@ -291,7 +293,7 @@ def _only(bounds: Bounds, partitions: Sequence[int]) -> Bounds:
     )
 
 
-def _covered(export: Export, bounds: Bounds) -> dict[int, tuple[int, int]]:
+def _covered(export: Export, bounds: TopicBounds) -> dict[int, tuple[int, int]]:
     """The offsets that a reference is of. Raises BadOption for one that cannot serve."""
     if (export.topic, export.topic_id) != (bounds.topic, bounds.topic_id):
         raise BadOption(

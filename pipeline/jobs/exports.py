@@ -25,7 +25,7 @@ from kept.pipeline.connection import BadOption
 from kept.pipeline.jobs import survivors
 from kept.pipeline.jobs.job_directory import BEGUN, JobDirectory
 from kept.pipeline.lazy_imports import f
-from kept.pipeline.session import Bounds, bounds_of, connect, reach, records, register
+from kept.pipeline.session import TopicBounds, bounds_of, connect, reach, records, register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -178,7 +178,7 @@ def compact(
         raise BadOption(
             f"below names the partitions {sorted(ends)}, the export has {sorted(description.ends)}"
         )
-    bounds = Bounds(
+    bounds = TopicBounds(
         description.topic,
         description.topic_id,
         description.starts,
@@ -239,7 +239,7 @@ def _rows(store: JobDirectory) -> DataFrame:
 
 def _finish(
     store: JobDirectory,
-    bounds: Bounds,
+    bounds: TopicBounds,
     taken_ms: int,
     compacted_to: Mapping[int, int] | None = None,
 ) -> Export:

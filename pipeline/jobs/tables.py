@@ -34,7 +34,7 @@ from kept.pipeline.lazy_imports import f
 from kept.pipeline.options import Subscribe
 from kept.pipeline.read import offsets
 from kept.pipeline.session import (
-    Bounds,
+    TopicBounds,
     bounds_of,
     check_partitions,
     connect,
@@ -104,8 +104,8 @@ def table(
 
 
 def _as_of(
-    client: Client, bounds: Bounds, offset: int | Mapping[int, int] | None, at_ms: int | None
-) -> Bounds:
+    client: Client, bounds: TopicBounds, offset: int | Mapping[int, int] | None, at_ms: int | None
+) -> TopicBounds:
     if offset is not None and at_ms is not None:
         raise BadOption("as of an offset and as of a timestamp contradict each other: give one")
     if at_ms is not None:
@@ -226,13 +226,13 @@ def _offsets(state: Mapping[str, Any], name: str = "offsets") -> dict[int, int]:
     return {int(p): int(o) for p, o in state[name].items()}
 
 
-def _start(before: Mapping[str, Any] | None, now: Bounds) -> dict[int, int]:
+def _start(before: Mapping[str, Any] | None, now: TopicBounds) -> dict[int, int]:
     """Where each partition is read from; one that is new since ``before`` from its beginning."""
     reached = {} if before is None else _offsets(before)
     return {p: max(reached.get(p, first), first) for p, first in now.starts.items()}
 
 
-def _why_whole(before: Mapping[str, Any] | None, now: Bounds, at_ms: int) -> str | None:
+def _why_whole(before: Mapping[str, Any] | None, now: TopicBounds, at_ms: int) -> str | None:
     """Why what is new since ``before`` is not enough; None when it is."""
     if before is None:
         return "there was no table yet"
@@ -280,7 +280,7 @@ def _write(
     bootstrap: str | Bootstrap,
     store: JobDirectory,
     before: Mapping[str, Any] | None,
-    now: Bounds,
+    now: TopicBounds,
     *,
     name: str,
 ) -> None:

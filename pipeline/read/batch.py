@@ -8,13 +8,13 @@ from kept.client.consume.positions import EARLIEST, LATEST
 from kept.pipeline.connection import BadOption
 from kept.pipeline.options import ReadOptions
 from kept.pipeline.read import offsets
-from kept.pipeline.read.plan import Bounds, Range, plan, split, split_by_bytes
+from kept.pipeline.read.plan import Range, ReadBounds, plan, split, split_by_bytes
 
 if TYPE_CHECKING:
     from kept.client.client import Client
 
 
-def plan_batch(client: Client, options: ReadOptions, bounds: Bounds) -> list[Range]:
+def plan_batch(client: Client, options: ReadOptions, bounds: ReadBounds) -> list[Range]:
     """The ranges to read, cut into as many tasks as asked for. Raises BadOption for a start that is
     after its end.
     """

@@ -40,7 +40,7 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ReadBounds:
     """What filters leave of a read. None stands for all; ``min_timestamp`` is in milliseconds."""
 
     topics: frozenset[str] | None = None
@@ -57,9 +57,9 @@ class Bounds:
         first: int = 0,
         end: int = MAX_INT64,
         min_timestamp: int = MIN_INT64,
-    ) -> Bounds:
+    ) -> ReadBounds:
         """These bounds and those."""
-        return Bounds(
+        return ReadBounds(
             _both(self.topics, topics),
             _both(self.partitions, partitions),
             max(self.first, first),
@@ -88,7 +88,7 @@ def plan(
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
     topic_ids: Mapping[str, str | None],
-    bounds: Bounds,
+    bounds: ReadBounds,
 ) -> list[Range]:
     """One range for every partition that has offsets within the bounds."""
     ranges = []

@@ -16,7 +16,7 @@ from kept.pipeline.options import AtOffsets, ReadOptions
 from kept.pipeline.read import offsets
 from kept.pipeline.read.admission import available, limited
 from kept.pipeline.read.batch import divide
-from kept.pipeline.read.plan import Bounds, Range, plan
+from kept.pipeline.read.plan import Range, ReadBounds, plan
 from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class StreamProgress:
                 self._lose(f"{tp.place}: offsets {since[tp]} to {gone - 1}", why)
                 since[tp] = gone
         ids = self.topic_ids(there)
-        ranges = plan(since, {tp: end[tp] for tp in there}, ids, Bounds())
+        ranges = plan(since, {tp: end[tp] for tp in there}, ids, ReadBounds())
         return divide(self.client, ranges, self.options)
 
     def _still_there(self, planned: Offsets) -> Offsets:

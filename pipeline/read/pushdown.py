@@ -11,12 +11,12 @@ import datetime
 from collections.abc import Iterable
 from typing import Any, Final
 
-from kept.pipeline.read.plan import Bounds
+from kept.pipeline.read.plan import ReadBounds
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-def push(bounds: Bounds, filters: Iterable[Any]) -> tuple[Bounds, list[Any]]:
+def push(bounds: ReadBounds, filters: Iterable[Any]) -> tuple[ReadBounds, list[Any]]:
     """The bounds with these filters, and the filters that Spark must still apply.
 
     Filters are PySpark's, known by their class's name; what is not understood is left to Spark.
@@ -33,7 +33,7 @@ def push(bounds: Bounds, filters: Iterable[Any]) -> tuple[Bounds, list[Any]]:
     return bounds, left
 
 
-def _narrow(bounds: Bounds, one: Any) -> Bounds | None:
+def _narrow(bounds: ReadBounds, one: Any) -> ReadBounds | None:
     """The narrower bounds; None for a filter that narrows nothing."""
     column = getattr(one, "attribute", ())
     kind = type(one).__name__
@@ -51,7 +51,7 @@ def _narrow(bounds: Bounds, one: Any) -> Bounds | None:
     return None
 
 
-def _offsets(bounds: Bounds, kind: str, value: int) -> Bounds | None:
+def _offsets(bounds: ReadBounds, kind: str, value: int) -> ReadBounds | None:
     if kind == "EqualTo":
         return bounds.narrowed(first=value, end=value + 1)
     if kind == "GreaterThan":

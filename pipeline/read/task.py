@@ -22,7 +22,7 @@ from kept.pipeline.columns import ArrowBatches, wanted_fields
 from kept.pipeline.connection import Connection
 from kept.pipeline.lazy_imports import pa
 from kept.pipeline.options import ReadOptions
-from kept.pipeline.read.plan import MIN_INT64, Bounds, Range
+from kept.pipeline.read.plan import MIN_INT64, Range, ReadBounds
 from kept.storage.errors import CorruptMessage, InvalidRecord
 from kept.storage.records import read_block
 from kept.storage.types import MAX_INT64
@@ -80,7 +80,7 @@ def read_partition(
     partition: InputPartition | None,
     options: ReadOptions,
     schema: StructType,
-    bounds: Bounds | None = None,
+    bounds: ReadBounds | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one task. Spark runs one without a range where there is nothing to read.
 
@@ -93,7 +93,7 @@ def read_partition(
 
     parameters = inspect.signature(to_arrow_schema).parameters
     arrow = to_arrow_schema(schema, **({"timezone": "UTC"} if "timezone" in parameters else {}))
-    bounds = bounds or Bounds()
+    bounds = bounds or ReadBounds()
     on = options.until_caught_up and bounds.end == MAX_INT64  # a filter may end it sooner
     return read_range(range_, options, arrow, bounds.min_timestamp, until_caught_up=on)
 

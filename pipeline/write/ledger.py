@@ -110,7 +110,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class EarlierBatch:
     """A batch of records that an earlier attempt left in the target."""
 
     last_sequence: int
@@ -146,7 +146,7 @@ class Begun:
     batch_bytes: int
     repeated: bool = False
     compacted: bool = False
-    written: dict[tuple[int, int], Written] = field(default_factory=dict)
+    written: dict[tuple[int, int], EarlierBatch] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)
     first_of_run: bool = False
@@ -171,7 +171,7 @@ class Begun:
             raise NotTheSame(f"partition {partition}: rows {first} to {first + total - 1} {_WHY}")
         return True
 
-    def _made_anew(self, partition: int, there: Written, batch: bytes) -> bool:
+    def _made_anew(self, partition: int, there: EarlierBatch, batch: bytes) -> bool:
         """Whether a batch with another CRC has the same records nevertheless, or, of a compacted
         topic, those that are left of them.
         """
@@ -442,7 +442,7 @@ def _find(
             if (header.producer_id, header.producer_epoch) != (begun.producer_id, begun.epoch):
                 continue
             last = header.base_sequence + header.last_offset_delta
-            begun.written[tp.partition, header.base_sequence] = Written(
+            begun.written[tp.partition, header.base_sequence] = EarlierBatch(
                 last, header.base_offset, header.crc, header.attributes
             )
             begun.done[tp.partition] = max(begun.done.get(tp.partition, 0), last + 1)

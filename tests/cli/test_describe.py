@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kept.cli.commands import topic
-from kept.client.consume.leader_offsets import Standing
+from kept.client.consume.leader_offsets import PartitionState
 from kept.client.core.broker_errors import NoResponse, failure
 from kept.client.core.metadata import PartitionMetadata, TopicMetadata
 
@@ -18,16 +18,16 @@ def test_a_leader_that_does_not_know_yet_is_not_called_silent(capsys):
         for number, leader in ((0, 1), (1, 2))
     }
     not_yet = failure(OFFSET_NOT_AVAILABLE, "ListOffsets of t:0")
-    standings = {
-        0: Standing(0, None, 5, not_yet),
-        1: Standing(None, None, None, NoResponse("no answer within 3 s")),
+    states = {
+        0: PartitionState(0, None, 5, not_yet),
+        1: PartitionState(None, None, None, NoResponse("no answer within 3 s")),
     }
 
     class Answers:
         """A client that knows the topic."""
 
         topic = staticmethod(lambda _: TopicMetadata("t", None, False, partitions))
-        standings = staticmethod(lambda _: standings)
+        partition_states = staticmethod(lambda _: states)
         topic_configs = staticmethod(lambda _: {"t": []})
 
     client: Any = Answers()

@@ -14,7 +14,7 @@ from kept.client.consume.range_reader import OffsetsLost, RangeReader
 from kept.pipeline.connection import BadOption
 from kept.pipeline.options import parse_read
 from kept.pipeline.read.batch import plan_batch
-from kept.pipeline.read.plan import Bounds
+from kept.pipeline.read.plan import ReadBounds
 from kept.pipeline.read.progress import StreamProgress
 from kept.storage.errors import RequestTimedOut
 from kept.storage.types import IsolationLevel, TopicPartition
@@ -88,7 +88,7 @@ def test_a_read_may_begin_where_nothing_is_committed_yet(client, half_open):
     given = {"bootstrap": client.bootstrap, "subscribe": tp.topic, **COMMITTED}
     ending = parse_read({**given, "endingOffsets": at["startingOffsets"]}, streaming=False)
     with pytest.raises(BadOption, match="has offsets 0 to 6, 8 is out of range"):
-        plan_batch(client, ending, Bounds())
+        plan_batch(client, ending, ReadBounds())
 
 
 def test_a_range_that_a_transaction_holds_up_is_not_lost(client, half_open):

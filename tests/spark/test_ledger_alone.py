@@ -6,7 +6,7 @@ import pytest
 
 from kept.pipeline.connection import BadOption
 from kept.pipeline.write import ledger
-from kept.pipeline.write.ledger import Begun, NotTheSame, Written
+from kept.pipeline.write.ledger import Begun, EarlierBatch, NotTheSame
 from kept.storage.records import build_batch, read_header
 from kept.storage.types import Codec, IsolationLevel, TopicPartition
 from tests.support.fake_client import FakeClient
@@ -22,7 +22,7 @@ def batch(value: bytes, codec: Codec = Codec.NONE) -> bytes:
 
 def begun(there: bytes, **more) -> Begun:
     """A task of which one batch was written."""
-    written = {(2, 0): Written(0, 0, read_header(there).crc, 0)}
+    written = {(2, 0): EarlierBatch(0, 0, read_header(there).crc, 0)}
     return Begun(
         7, 0, 1, 3, 99, repeated=True, written=written, done={2: 1}, fetch=lambda *_: there, **more
     )

@@ -16,7 +16,7 @@ from kept.pipeline.read.admission import (
     to_json,
     topic_ids_in,
 )
-from kept.pipeline.read.plan import MIN_INT64, Bounds, Range, cut, plan, split, split_by_bytes
+from kept.pipeline.read.plan import MIN_INT64, Range, ReadBounds, cut, plan, split, split_by_bytes
 from kept.pipeline.read.pushdown import milliseconds, push
 from kept.storage.types import MAX_INT64, TopicPartition
 
@@ -27,7 +27,7 @@ offsets_of = st.fixed_dictionaries({tp: st.integers(0, 1000) for tp in (A0, A1, 
 
 
 def test_one_range_for_each_partition_with_offsets() -> None:
-    found = plan({A0: 3, A1: 5, B0: 0}, {A0: 9, A1: 5, B0: 2}, IDS, Bounds())
+    found = plan({A0: 3, A1: 5, B0: 0}, {A0: 9, A1: 5, B0: 2}, IDS, ReadBounds())
     assert found == [Range("a", 0, 3, 9, "aa"), Range("b", 0, 0, 2, None)]
 
 
@@ -161,24 +161,27 @@ NOON_MS = 1_795_262_400_000
 @pytest.mark.parametrize(
     ("filters", "bounds"),
     [
-        ([EqualTo(("partition",), 1)], Bounds(partitions=frozenset({1}))),
-        ([In(("partition",), (1, 2)), In(("partition",), (2, 3))], Bounds(None, frozenset({2}))),
-        ([EqualTo(("topic",), "a")], Bounds(topics=frozenset({"a"}))),
-        ([GreaterThan(("offset",), 4), LessThan(("offset",), 9)], Bounds(first=5, end=9)),
+        ([EqualTo(("partition",), 1)], ReadBounds(partitions=frozenset({1}))),
+        (
+            [In(("partition",), (1, 2)), In(("partition",), (2, 3))],
+            ReadBounds(None, frozenset({2})),
+        ),
+        ([EqualTo(("topic",), "a")], ReadBounds(topics=frozenset({"a"}))),
+        ([GreaterThan(("offset",), 4), LessThan(("offset",), 9)], ReadBounds(first=5, end=9)),
         (
             [GreaterThanOrEqual(("offset",), 4), LessThanOrEqual(("offset",), 9)],
-            Bounds(first=4, end=10),
+            ReadBounds(first=4, end=10),
         ),
-        ([EqualTo(("offset",), 7)], Bounds(first=7, end=8)),
+        ([EqualTo(("offset",), 7)], ReadBounds(first=7, end=8)),
     ],
 )
-def test_filters_that_are_met_exactly(filters: list[Any], bounds: Bounds) -> None:
-    assert push(Bounds(), filters) == (bounds, [])
+def test_filters_that_are_met_exactly(filters: list[Any], bounds: ReadBounds) -> None:
+    assert push(ReadBounds(), filters) == (bounds, [])
 
 
 def test_a_time_narrows_and_spark_still_looks() -> None:
     since = GreaterThan(("timestamp",), NOON + datetime.timedelta(microseconds=1))
-    assert push(Bounds(), [since]) == (Bounds(min_timestamp=NOON_MS), [since])
+    assert push(ReadBounds(), [since]) == (ReadBounds(min_timestamp=NOON_MS), [since])
     assert milliseconds(NOON.replace(tzinfo=None)) == NOON_MS
 
 
@@ -193,7 +196,7 @@ def test_a_time_narrows_and_spark_still_looks() -> None:
     ],
 )
 def test_the_rest_is_left_to_spark(one: Any) -> None:
-    assert push(Bounds(), [one]) == (Bounds(), [one])
+    assert push(ReadBounds(), [one]) == (ReadBounds(), [one])
 
 
 def test_splitting_by_bytes_makes_no_task_much_larger_than_asked_for() -> None:
@@ -207,9 +210,9 @@ def test_splitting_by_bytes_makes_no_task_much_larger_than_asked_for() -> None:
 
 
 def test_bounds_narrow_ranges() -> None:
-    bounds = Bounds(partitions=frozenset({0}), first=4, end=6)
+    bounds = ReadBounds(partitions=frozenset({0}), first=4, end=6)
     assert plan({A0: 0, A1: 0, B0: 5}, {A0: 9, A1: 9, B0: 6}, IDS, bounds) == [
         Range("a", 0, 4, 6, "aa"),
         Range("b", 0, 5, 6, None),
     ]
-    assert Bounds() == Bounds(None, None, 0, MAX_INT64, MIN_INT64)
+    assert ReadBounds() == ReadBounds(None, None, 0, MAX_INT64, MIN_INT64)

@@ -12,7 +12,7 @@ from kept.pipeline.options import parse_read
 from kept.pipeline.read.admission import from_json, leader_epochs_in, to_json, topic_ids_in
 from kept.pipeline.read.batch import plan_batch
 from kept.pipeline.read.offsets import find_partitions
-from kept.pipeline.read.plan import Bounds, Range
+from kept.pipeline.read.plan import Range, ReadBounds
 from kept.pipeline.read.progress import StreamProgress
 from kept.storage.errors import UnknownTopicOrPartition
 from kept.storage.records import build_batch
@@ -261,7 +261,7 @@ def test_a_batch_since_before_1970_has_the_records_without_a_timestamp(client, k
         client.append(topic, {0: build_batch([(when, b"k", b"v", ())])})
     options = parse_read({"bootstrap": client.bootstrap, "subscribe": topic}, streaming=False)
     for since, first in ((-9000, 0), (0, 0), (1, 1)):
-        (one,) = plan_batch(client, options, Bounds(min_timestamp=since))
+        (one,) = plan_batch(client, options, ReadBounds(min_timestamp=since))
         assert one == Range(topic, 0, first, 2, one.topic_id)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kept.pipeline.jobs.tables import _remove_older, _remove_unfinished, _why_whole
-from kept.pipeline.session import Bounds
+from kept.pipeline.session import TopicBounds
 
 BEFORE: dict[str, Any] = {
     "topic_id": "ab",
@@ -17,7 +17,7 @@ BEFORE: dict[str, Any] = {
 
 def why(policy: str, starts: dict[int, int], at_ms: int = 1500) -> str | None:
     config = {"cleanup.policy": policy, "delete.retention.ms": "1000"}
-    return _why_whole(BEFORE, Bounds("t", "ab", starts, {0: 30, 1: 30}, config), at_ms)
+    return _why_whole(BEFORE, TopicBounds("t", "ab", starts, {0: 30, 1: 30}, config), at_ms)
 
 
 def test_what_retention_removed_is_in_the_table_still():

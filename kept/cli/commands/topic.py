@@ -149,14 +149,14 @@ def describe(
 
 def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
     known = client.topic(name)
-    standings = client.standings(name)
+    states = client.partition_states(name)
     leaders = {number: p.leader for number, p in known.partitions.items()}
     silent: set[int] = set()
-    for number, standing in standings.items():
-        if isinstance(standing.unknown, NoResponse | ConnectionFailed):
+    for number, state in states.items():
+        if isinstance(state.unknown, NoResponse | ConnectionFailed):
             silent.add(leaders[number])
-        elif standing.unknown is not None:
-            echo(f"kept: {standing.unknown}", err=True)
+        elif state.unknown is not None:
+            echo(f"kept: {state.unknown}", err=True)
     if silent:
         warn_unanswered(silent, "the state of the partitions that it leads is unknown")
         leaders = {number: leader for number, leader in leaders.items() if leader not in silent}
@@ -170,7 +170,7 @@ def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
     compaction = _compaction(client, name, leaders) if "compact" in (policy or "") else {}
     partitions = []
     for number, p in sorted(known.partitions.items()):
-        start, end, size, _ = standings.get(number, (None, None, None, None))
+        start, end, size, _ = states.get(number, (None, None, None, None))
         partitions.append(
             {
                 "partition": number,

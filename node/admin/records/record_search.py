@@ -46,7 +46,7 @@ from kept.node.admin.records.record_filter import (
 )
 from kept.node.admin.records.search_cursor import (
     MAX_SPAN,
-    Standing,
+    LanePosition,
     decode_cursor,
     encode_cursor,
     fingerprint,
@@ -260,16 +260,16 @@ class _Search:
         await self._find_ends(lanes)
         by_key = None if key is None else partition_for_key(key, count)
         found = await self._merge(_stages(lanes, by_key), limit, work)
-        standings = [
-            Standing(lane.position, lane.span, lane.done, lane.bound_of_rest) for lane in lanes
+        positions = [
+            LanePosition(lane.position, lane.span, lane.done, lane.bound_of_rest) for lane in lanes
         ]
-        at_end = all(standing.done for standing in standings)
+        at_end = all(given.done for given in positions)
         return SearchResult(
             topic=topic,
             partition_of_key=by_key,
             records=found,
             scanned=Scanned(work.records, work.bytes, work.batches_skipped),
-            cursor=None if at_end else encode_cursor(mark, standings),
+            cursor=None if at_end else encode_cursor(mark, positions),
             ends=[
                 SearchedPartition(
                     lane.tp.partition, lane.start, lane.end, lane.position, lane.done, lane.error
@@ -443,12 +443,12 @@ class _Search:
         return await scan_in_thread(self.readers, batches, self.wanted, of)
 
 
-def _restore(lanes: Sequence[_Lane], standings: Sequence[Standing]) -> None:
-    for lane, standing in zip(lanes, standings, strict=True):
-        lane.done, lane.position = standing.done, standing.position
-        if standing.position is not None:
-            lane.span = standing.span
-        lane.bound = standing.bound_ms
+def _restore(lanes: Sequence[_Lane], positions: Sequence[LanePosition]) -> None:
+    for lane, given in zip(lanes, positions, strict=True):
+        lane.done, lane.position = given.done, given.position
+        if given.position is not None:
+            lane.span = given.span
+        lane.bound = given.bound_ms
 
 
 def _stages(lanes: Sequence[_Lane], by_key: int | None) -> list[list[_Lane]]:

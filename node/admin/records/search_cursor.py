@@ -27,7 +27,7 @@ _HALF: Final = 1 << 32
 """Varints of the wire have 32 bits at most; a position takes two."""
 
 
-class Standing(Struct, frozen=True):
+class LanePosition(Struct, frozen=True):
     """Where one partition stands; ``position`` is None before it has begun. ``bound_ms`` is the
     time that no record of what is left is on the wrong side of, as far as it is known.
     """
@@ -43,30 +43,30 @@ def fingerprint(*parts: object) -> int:
     return crc32(repr(parts).encode())
 
 
-def encode_cursor(mark: int, standings: Sequence[Standing]) -> str:
+def encode_cursor(mark: int, positions: Sequence[LanePosition]) -> str:
     """Text of at most :data:`MAX_CURSOR_CHARACTERS` for a thousand partitions: of a bound it has
     the distance to the latest one.
     """
-    bounds = [standing.bound_ms for standing in standings if standing.bound_ms is not None]
+    bounds = [lane.bound_ms for lane in positions if lane.bound_ms is not None]
     latest = min(max(bounds, default=0), MAX_INT64)
     latest = max(latest, 0)
     out = bytearray((_FORMAT,)) + mark.to_bytes(4, "big") + _number(latest)
-    for standing in standings:
-        if standing.done:
+    for lane in positions:
+        if lane.done:
             out.append(_DONE)
-        elif standing.position is None:
+        elif lane.position is None:
             out.append(_NOT_BEGUN)
         else:
-            out.append(_STANDS + standing.span.bit_length())
-            out += _number(standing.position)
-            bound = standing.bound_ms
+            out.append(_STANDS + lane.span.bit_length())
+            out += _number(lane.position)
+            bound = lane.bound_ms
             before = 0 if bound is None else 1 + min(max(latest - bound, 0), _HALF - 2)
             out += uvarint(before)
     return base64.urlsafe_b64encode(out).decode().rstrip("=")
 
 
-def decode_cursor(text: str, mark: int, partitions: int) -> list[Standing]:
-    """The standings of that many partitions. Raises InvalidRequest for what is not a cursor of this
+def decode_cursor(text: str, mark: int, partitions: int) -> list[LanePosition]:
+    """The positions of that many partitions. Raises InvalidRequest for what is not a cursor of this
     search.
     """
     wrong = "cursor is not one that this search has given: begin without it"
@@ -77,22 +77,22 @@ def decode_cursor(text: str, mark: int, partitions: int) -> list[Standing]:
         if data[:5] != bytes((_FORMAT,)) + mark.to_bytes(4, "big"):
             raise InvalidRequest(wrong)
         latest, at = _read_number(data, 5)
-        standings = []
+        positions = []
         for _ in range(partitions):
             kind, at = data[at], at + 1
             if kind < _STANDS:
-                standings.append(Standing(done=kind == _DONE))
+                positions.append(LanePosition(done=kind == _DONE))
                 continue
             position, at = _read_number(data, at)
             before, at = read_uvarint(data, at)
             span = min(max(1 << (kind - _STANDS) >> 1, 1), MAX_SPAN)
             bound_ms = latest - (before - 1) if before else None
-            standings.append(Standing(position, span, bound_ms=bound_ms))
+            positions.append(LanePosition(position, span, bound_ms=bound_ms))
     except (binascii.Error, ValueError, IndexError, CorruptMessage) as error:
         raise InvalidRequest(wrong) from error
     if at != len(data):
         raise InvalidRequest(wrong)
-    return standings
+    return positions
 
 
 def _number(value: int) -> bytes:

@@ -220,7 +220,7 @@ def test_a_partition_that_is_not_there_is_named_beside_others(kept_broker):
 
 def test_what_is_optional_may_be_an_error_that_waiting_mends():
     seen = view(t={0: 0, 1: 0, 2: 1})
-    operation = leaders.standings(seen, seen.topics["t"], 700)
+    operation = leaders.partition_states(seen, seen.topics["t"], 700)
     calls = next(operation)
     nothing = NoResponse("node 0 stands still")
     answers = [nothing, answer(calls[1]), nothing, answer(calls[3]), nothing, nothing]

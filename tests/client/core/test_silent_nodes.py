@@ -10,7 +10,7 @@ import pytest
 from kept.client.admin import groups
 from kept.client.client import Client
 from kept.client.consume import leader_offsets as leaders
-from kept.client.consume.leader_offsets import Standing
+from kept.client.consume.leader_offsets import PartitionState
 from kept.client.core.broker_errors import NoResponse
 from kept.client.core.calls import Call, ToLeader, ToNode
 from kept.client.core.client_core import SLOW_MS
@@ -54,7 +54,7 @@ def view(led_by: dict[int, int]) -> TopicMetadata:
 def test_partitions_stand_where_their_leaders_say_and_the_silent_ones_are_done_without():
     topic = view({0: 1, 1: 2, 2: -1})
     known = ClusterMetadata({n: Endpoint("node", n) for n in (1, 2)}, topics={"t": topic})
-    asked = leaders.standings(known, topic, PATIENCE_MS)
+    asked = leaders.partition_states(known, topic, PATIENCE_MS)
     calls: list[Call] = next(asked)
     assert [call.route for call in calls] == [
         ToLeader("t", 0),
@@ -67,7 +67,10 @@ def test_partitions_stand_where_their_leaders_say_and_the_silent_ones_are_done_w
     assert all(call.optional and call.timeout_ms == PATIENCE_MS for call in calls)
     nothing = NoResponse("node 2 stands still")
     answers = [offset(0, 5), nothing, offset(0, 9), nothing, directory("t", {0: 77}), nothing]
-    assert ended(asked, answers) == {0: Standing(5, 9, 77), 1: Standing(None, None, None, nothing)}
+    assert ended(asked, answers) == {
+        0: PartitionState(5, 9, 77),
+        1: PartitionState(None, None, None, nothing),
+    }
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -17,7 +17,7 @@ from kept.node.admin.records.record_filter import RecordFilter
 from kept.node.admin.records.search_cursor import (
     MAX_CURSOR_CHARACTERS,
     MAX_SPAN,
-    Standing,
+    LanePosition,
     decode_cursor,
     encode_cursor,
 )
@@ -331,10 +331,10 @@ def test_cursors_of_anybody_are_checked(filled):
 @given(
     st.lists(
         st.one_of(
-            st.just(Standing()),
-            st.just(Standing(done=True)),
+            st.just(LanePosition()),
+            st.just(LanePosition(done=True)),
             st.builds(
-                Standing,
+                LanePosition,
                 st.integers(0, MAX_INT64),
                 st.sampled_from([1, 2, 128, MAX_SPAN]),
                 bound_ms=st.none() | st.integers(1_700_000_000_000, 1_702_000_000_000),
@@ -343,18 +343,19 @@ def test_cursors_of_anybody_are_checked(filled):
         max_size=20,
     )
 )
-def test_a_cursor_is_what_was_put_into_it(standings):
-    text = encode_cursor(7, standings)
-    assert decode_cursor(text, 7, len(standings)) == standings
+def test_a_cursor_is_what_was_put_into_it(positions):
+    text = encode_cursor(7, positions)
+    assert decode_cursor(text, 7, len(positions)) == positions
     for bound in (-(2**60), 0, 2**60):  # whatever timestamps are, it stays a cursor
-        there = [Standing(5, 1, bound_ms=bound), Standing(6, 1, bound_ms=3)]
+        there = [LanePosition(5, 1, bound_ms=bound), LanePosition(6, 1, bound_ms=3)]
         first, second = decode_cursor(encode_cursor(7, there), 7, 2)
         assert (first.position, second.position) == (5, 6)
 
 
 def test_a_cursor_of_a_thousand_partitions_is_short_enough():
     far = [
-        Standing(2**40 + n, MAX_SPAN, bound_ms=1_700_000_000_000 + 2**22 * n) for n in range(1000)
+        LanePosition(2**40 + n, MAX_SPAN, bound_ms=1_700_000_000_000 + 2**22 * n)
+        for n in range(1000)
     ]
     assert len(encode_cursor(7, far)) < MAX_CURSOR_CHARACTERS
 

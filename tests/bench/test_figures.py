@@ -17,6 +17,7 @@ import meters
 import pytest
 import report
 import run
+import transactions
 from harness import Bench
 from targets import GOALS
 
@@ -180,6 +181,15 @@ def test_the_floor_takes_what_the_load_sends_and_leaves_nothing(tmp_path):
     }
     assert set(told.values()) == {"floor"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["floor", "frame", "load"]
+
+
+def test_the_floor_of_transactions_stands_beside_their_goals(tmp_path):
+    bench = Bench(tmp_path, 0.01)
+    transactions.floor(bench, "transactions, one node", "transaction")
+    floors = {(line.name, line.unit): line.floor for line in report.lines(bench.rows)}
+    goals = {(name, unit) for name, unit in GOALS if name.startswith("transaction, ")}
+    assert {goal for goal in goals if goal[1] == "ms"} <= floors.keys()
+    assert all(floors.values())
 
 
 def test_the_controllers_figures_have_a_goal_at_the_largest_size():

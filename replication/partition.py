@@ -226,14 +226,15 @@ class Partition(Replica):
         at_least_one: bool = True,
         from_follower: bool = False,
         now_ms: int = 0,
+        again: bool = False,
     ) -> PartitionFetch:
         """Whole batches from ``offset`` on: for consumers below HW (LSO), for replicas below LEO.
 
         Nothing there is an empty answer. ``broker_epoch`` (Fetch v15), ``log_start_offset`` and
-        ``now_ms`` matter for replicas only, whose progress they note; ``from_follower`` (Fetch v11)
-        for consumers, whom an in-sync follower serves, too (KIP-392). Raises OffsetOutOfRange,
-        OffsetNotAvailable, FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower,
-        KafkaStorageError, DamagedData.
+        ``now_ms`` matter for replicas only, whose progress they note, but not where a request that
+        waited is read ``again``; ``from_follower`` (Fetch v11) for consumers, whom an in-sync
+        follower serves, too (KIP-392). Raises OffsetOutOfRange, OffsetNotAvailable,
+        FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower, KafkaStorageError, DamagedData.
         """
         if not self._leading:
             if not (from_follower and replica_id < 0):
@@ -268,7 +269,9 @@ class Partition(Replica):
                 read = log.read(offset, max_bytes, end, at_least_one=at_least_one)
         except MachineError as error:
             self.failed(error)
-        if replica_id >= 0:
+        if again and replica_id >= 0:
+            core.follower_of(replica_id, broker_epoch)
+        elif replica_id >= 0:
             self._follower_fetched(replica_id, offset, now_ms, broker_epoch, log_start_offset)
         committed = core.high_watermark
         unstable = log.producers.first_undecided_offset(committed, start)

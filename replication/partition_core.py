@@ -269,7 +269,10 @@ class PartitionCore:
     @property
     def below_min_isr(self) -> bool:
         """acks=all is refused and HW stands still."""
-        return not self.alone and len(self.isr) < self.effective_min_isr
+        members = len(self.isr)  # as effective_min_isr has it, asked at each fetch and append
+        return (
+            members < self.min_insync_replicas and members < len(self.replicas) and not self.alone
+        )
 
     @property
     def all_published(self) -> bool:
@@ -396,7 +399,7 @@ class PartitionCore:
             if lowest > self.high_watermark:
                 self.high_watermark = lowest
                 effects = _MOVED
-        if self._waiting:
+        if self._waiting.reaches(self.high_watermark):
             effects += self._acknowledge()
         return effects if self.offered == self.published else effects + self._publish()
 
@@ -405,12 +408,24 @@ class PartitionCore:
     def fetched(
         self, replica_id: int, log_end_offset: int, now_ms: int, broker_epoch: int = -1
     ) -> Effects:
-        """A follower's fetch, accepted: not diverging, in range, in this epoch.
+        """A follower's fetch, accepted: not diverging, in range, in this epoch. Raises as
+        :meth:`follower_of`.
+        """
+        follower = self.follower_of(replica_id, broker_epoch)
+        self._now_ms = max(self._now_ms, now_ms)
+        # It may have come late: a replica whose log was never cut has no other reason to pull.
+        forgot = follower.fetched(log_end_offset, self.log_end_offset, now_ms, broker_epoch)
+        asks: Effects = (AnnounceManifest(),) if forgot else ()
+        if replica_id in self.isr:
+            return _joined(asks, self._advance())
+        return _joined(_joined(asks, self._expand(replica_id, follower)), self._advance())
 
-        Raises NotLeaderOrFollower for a broker that is no replica, and for a broker epoch other
-        than the image's: an earlier life of that broker must move nothing, and of a later one the
-        image tells within moments. Until then the follower tries again (KIP-903). Whoever makes up
-        an epoch can so neither move the high watermark nor lock the real replica out.
+    def follower_of(self, replica_id: int, broker_epoch: int) -> ReplicaProgress:
+        """Who fetches. Raises NotLeaderOrFollower for a broker that is no replica, and for a broker
+        epoch other than the image's: an earlier life of that broker must move nothing, and of a
+        later one the image tells within moments. Until then the follower tries again (KIP-903).
+        Whoever makes up an epoch can so neither move the high watermark nor lock the real replica
+        out.
         """
         follower = self.followers.get(replica_id)
         if follower is None:
@@ -420,13 +435,7 @@ class PartitionCore:
             raise NotLeaderOrFollower(
                 f"a fetch of broker {replica_id} with broker epoch {broker_epoch}: it is {known}"
             )
-        self._now_ms = max(self._now_ms, now_ms)
-        # It may have come late: a replica whose log was never cut has no other reason to pull.
-        forgot = follower.fetched(log_end_offset, self.log_end_offset, now_ms, broker_epoch)
-        asks: Effects = (AnnounceManifest(),) if forgot else ()
-        if replica_id in self.isr:
-            return _joined(asks, self._advance())
-        return _joined(_joined(asks, self._expand(replica_id, follower)), self._advance())
+        return follower
 
     def log_starts(self, replica_id: int, log_start_offset: int) -> bool:
         """A follower told where its log starts; whether that is news."""

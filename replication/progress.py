@@ -114,6 +114,10 @@ class CommitQueue:
             self._waiting = deque(entry for entry in self._waiting if entry[1] not in forgotten)
             forgotten.clear()
 
+    def reaches(self, high_watermark: int) -> bool:
+        """Whether somebody's offset is reached."""
+        return bool(self._waiting) and self._waiting[0][0] <= high_watermark
+
     def reached(self, high_watermark: int) -> Iterator[Token]:
         """Take out those whose offset is reached, in order."""
         waiting = self._waiting

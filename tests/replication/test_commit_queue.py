@@ -23,6 +23,7 @@ def test_as_a_sorted_list(seed: int) -> None:
             queue.forget(waiting.pop(rnd.randrange(len(waiting)))[1])
         elif kind < 0.98:
             reached = rnd.randrange(20)
+            assert queue.reaches(reached) or all(end > reached for end, _ in waiting)
             assert list(queue.reached(reached)) == [
                 t for end, t in sorted(waiting) if end <= reached
             ]

@@ -677,6 +677,16 @@ def test_who_may_lack_something_is_not_taken_to_have_all(
     assert followed.core.followers[1].log_end_offset == UNKNOWN_OFFSET
 
 
+def test_a_request_that_is_read_again_notes_nothing_and_is_of_a_replica(followed) -> None:
+    fetched = followed.fetch(1, 1 << 20, replica_id=1, broker_epoch=9, now_ms=50, again=True)
+    assert fetched.slice is None
+    assert followed.high_watermark == 0
+    assert followed.core.followers[1].log_end_offset == UNKNOWN_OFFSET
+    for replica, broker_epoch in ((1, 8), (2, 9)):
+        with pytest.raises(NotLeaderOrFollower):
+            followed.fetch(1, 1 << 20, replica_id=replica, broker_epoch=broker_epoch, again=True)
+
+
 def test_nobody_has_all_of_what_is_not_led_here(followed) -> None:
     followed.suspend()
     assert not has_all(followed)

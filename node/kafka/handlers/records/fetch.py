@@ -311,7 +311,7 @@ class PendingFetch:
             return
         if self._reply is None:
             return
-        work = self._context.runtime.slices.run(self._read(), self._draws)
+        work = self._context.runtime.slices.run(self._read(again=True), self._draws)
         if isinstance(work, SlicedTask):
             self._continue_in_slices(work, self._on_read_again)
         else:
@@ -360,7 +360,7 @@ class PendingFetch:
         if self._work is not None:
             self._late = True
             return
-        work = self._context.runtime.slices.run(self._read(), self._draws)
+        work = self._context.runtime.slices.run(self._read(again=True), self._draws)
         if isinstance(work, SlicedTask):
             self._continue_in_slices(work, lambda results, *_: self._answer(results))
         else:
@@ -421,8 +421,8 @@ class PendingFetch:
         elif session.on_news == self._wake:
             session.on_news = None
 
-    def _read(self) -> Steps[Read]:
-        """Read what is due, one partition a step."""
+    def _read(self, *, again: bool = False) -> Steps[Read]:
+        """Read what is due, one partition a step; ``again``: this request has been read before."""
         lease = self._context.lease
         if perf_counter() >= lease.until:
             lease.check()
@@ -436,7 +436,7 @@ class PendingFetch:
         for cached in tuple(self._session.due.values()):
             cached.at_end = False
             try:
-                data = self._read_one(cached, left, size == 0)
+                data = self._read_one(cached, left, size == 0, again)
             except KeptError as error:
                 data = self._failure(cached.key, error)
             if data.records is not None:
@@ -454,7 +454,9 @@ class PendingFetch:
         self._results = []
         return results, size, urgent
 
-    def _read_one(self, cached: CachedPartition, left: int, first: bool) -> codec.PartitionData:
+    def _read_one(
+        self, cached: CachedPartition, left: int, first: bool, again: bool
+    ) -> codec.PartitionData:
         wanted = cached.request
         speaker, name = self._connection.session, cached.key[0]
         if name not in speaker.readable:
@@ -477,7 +479,8 @@ class PendingFetch:
             log_start_offset=wanted.log_start_offset,
             from_follower=self._version >= FROM_FOLLOWERS,
             at_least_one=first,
-            now_ms=monotonic_ms() if self._replica_id >= 0 else 0,
+            now_ms=monotonic_ms() if self._replica_id >= 0 and not again else 0,
+            again=again,
         )
         # Not so where a limit may have hidden something, and where each fetch is to be counted.
         cached.at_end = (

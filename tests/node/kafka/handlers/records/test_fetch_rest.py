@@ -29,6 +29,7 @@ from kept.node.security.session import node_session
 from kept.replication.events import EligibleBrokersChanged
 from kept.replication.fetch_messages import FetchPartition
 from kept.replication.partition import Partition
+from kept.replication.partition_core import PartitionCore
 from kept.replication.quota import ReplicationQuotas
 from kept.storage.records import records
 from tests.support import partitions as tools
@@ -403,6 +404,29 @@ def test_what_a_follower_has_is_noted_without_a_reading(monkeypatch):
         follower.ask(steady)
     assert partition.high_watermark == 1
     assert all(follower.waiting for follower in followers)
+
+
+@pytest.mark.parametrize("end", ["a record comes", "its time is up"])
+def test_what_a_follower_has_is_noted_once_a_request(monkeypatch, end):
+    world = World(monkeypatch)
+    steady = Given(random=lambda: 1.0, choice=max)
+    follower, partition = world.readers[0], world.partitions[0]
+    follower.ask(steady)
+    follower.ask(steady)
+    known = partition.core.followers[1]
+    assert follower.waiting
+    assert (known.log_end_offset, known.end_at_fetch) == (0, 0)
+    with monkeypatch.context() as later:
+        later.setattr(PartitionCore, "fetched", None)
+        if end == "a record comes":
+            tools.produce(partition)
+        else:
+            world.loop.now += 1
+        world.loop.run()
+    assert not follower.waiting
+    assert known.end_at_fetch == 0
+    follower.ask(steady)
+    assert known.log_end_offset == known.end_at_fetch == partition.log_end_offset
 
 
 def test_nobody_starves(monkeypatch):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import struct
+from typing import Final
+
+_ONE_BYTE: Final = tuple(bytes((value,)) for value in range(0x80))
 
 
 class MessageWriter:
@@ -16,12 +19,15 @@ class MessageWriter:
         self.parts: list[bytes] = [struct.pack(">h", version)]
         self.flexible = flexible
 
-    def number(self, layout: str, value: int) -> None:
-        """A number in a layout of ``struct``."""
-        self.parts.append(struct.pack(layout, value))
+    def number(self, layout: str, *values: int) -> None:
+        """One number or several in a layout of ``struct``."""
+        self.parts.append(struct.pack(layout, *values))
 
     def uvarint(self, value: int) -> None:
         """An unsigned number of 7 bits a byte."""
+        if value <= 0x7F:
+            self.parts.append(_ONE_BYTE[value])
+            return
         out = bytearray()
         while value > 0x7F:
             out.append(value & 0x7F | 0x80)

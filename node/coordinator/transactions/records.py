@@ -111,10 +111,7 @@ def partitions_by_topic(partitions: Iterable[TopicPartition]) -> list[tuple[str,
 def encode_metadata(value: TransactionMetadata, version: int) -> bytes:
     """A value of version 0 or 1."""
     out = MessageWriter(version, flexible=version >= FIRST_FLEXIBLE_VERSION)
-    out.number(">q", value.producer_id)
-    out.number(">h", value.epoch)
-    out.number(">i", value.timeout_ms)
-    out.number(">b", value.state)
+    out.number(">qhib", value.producer_id, value.epoch, value.timeout_ms, value.state)
     if value.state is TransactionState.EMPTY:
         out.count(None)
     else:
@@ -126,8 +123,7 @@ def encode_metadata(value: TransactionMetadata, version: int) -> bytes:
             for number in numbers:
                 out.number(">i", number)
             out.tags()
-    out.number(">q", value.last_update_ms)
-    out.number(">q", value.start_ms)
+    out.number(">qq", value.last_update_ms, value.start_ms)
     tags = (
         (_PREVIOUS_PRODUCER_ID_TAG, ">q", value.previous_producer_id, NO_PRODUCER_ID),
         (_NEXT_PRODUCER_ID_TAG, ">q", value.next_producer_id, NO_PRODUCER_ID),

@@ -2,14 +2,15 @@
 
 ::
 
-    .venv/bin/python tests/golden/make_data.py            # for this version; refuses to overwrite
-    .venv/bin/python tests/golden/make_data.py --force    # while the version is not released
+    .venv/bin/python tests/golden/make_data.py            # for this version, what is not there
+    .venv/bin/python tests/golden/make_data.py --force    # all, while the version is not released
 
 A directory of a released version is never made again. Two nodes write the same history; ``clean``
 was stopped, ``unclean`` was killed (kill -9) in the middle of a swap, with records after the last
 checkpoint. ``expected.json`` says what a client must find in each; see ``describe``. Records are
 compared with what was sent while the directories are made, so that it is not this version's bugs
-that become the standard.
+that become the standard. The node of ``transactions`` was killed with a transaction in each state;
+what must become of them is written here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,10 @@ from kept.client.consume.positions import EARLIEST
 from kept.client.core.calls import ToLeader
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import JsonApi
+from kept.client.transactional_producer import TransactionalProducer
+from kept.node.coordinator.transactions.records import TransactionState, decode_record
+from kept.node.metadata.internal_topics import TRANSACTION_STATE
+from kept.storage.records import records
 from kept.storage.types import Codec, TopicPartition
 from kept.testing import Cluster
 
@@ -354,16 +359,87 @@ def make(directory: Path, killed: bool) -> dict[str, Any]:
     return {**expected, "producer": producer}
 
 
+# Transactions.
+
+
+def make_transactions(directory: Path) -> dict[str, Any]:
+    """Write a data directory with a transaction in each state; what is to become of them."""
+    settings = {**SETTINGS, "transaction_state_log_num_partitions": 1}
+    with tempfile.TemporaryDirectory() as work, Cluster(directory=work, **settings) as cluster:
+        with cluster.client() as client:
+            client.create_topic("transfers", partitions=2, config=_DELETED)
+            given = {name: TransactionalProducer(client, name) for name in ENDS}
+            for name, partitions in (("committed", 2), ("aborted", 1), ("open", 2), ("decided", 2)):
+                rows = [
+                    OutRecord(None, f"{name} {n}".encode(), (), START_MS, n)
+                    for n in range(partitions)
+                ]
+                given[name].produce("transfers", rows)
+            given["committed"].commit()
+            given["aborted"].abort()
+            given["decided"].commit()
+            cluster.kill()
+        shutil.copytree(cluster.data_dir(), directory)
+    assert _states(directory / "log" / f"{TRANSACTION_STATE}-0") == STATES
+    return {
+        "states": ENDS,
+        "producers": {name: [one.producer_id, one.epoch] for name, one in given.items()},
+        "records": {
+            f"transfers-{n}": [f"{name} {n}" for name in ("committed", "decided")] for n in (0, 1)
+        },
+    }
+
+
+STATES: Final = {
+    "idle": TransactionState.EMPTY,
+    "committed": TransactionState.COMPLETE_COMMIT,
+    "aborted": TransactionState.COMPLETE_ABORT,
+    "open": TransactionState.ONGOING,
+    "decided": TransactionState.PREPARE_COMMIT,
+}
+"""As the node was killed: within the 5 ms before the last one is noted as complete."""
+ENDS: Final = {
+    "idle": "Empty",
+    "committed": "CompleteCommit",
+    "aborted": "CompleteAbort",
+    "open": "CompleteAbort",
+    "decided": "CompleteCommit",
+}
+"""After a start: the open one has timed out, whenever that is."""
+
+
+def _states(directory: Path) -> dict[str, TransactionState]:
+    """The last state of each transactional id in a log."""
+    found = {}
+    for path in sorted(directory.glob("*.log")):
+        for record in records(path.read_bytes()):
+            assert record.key is not None
+            decoded = decode_record(record.key, record.value)
+            assert decoded is not None and decoded.metadata is not None
+            found[decoded.transactional_id] = decoded.metadata.state
+    return found
+
+
+MAKERS: Final[dict[str, Callable[[Path], dict[str, Any]]]] = {
+    "clean": lambda directory: make(directory, False),
+    "unclean": lambda directory: make(directory, True),
+    "transactions": make_transactions,
+}
+
+
 def main() -> None:
     """Write this version's data directories."""
     target = HERE / kept.__version__
-    if target.exists():
-        if "--force" not in sys.argv:
-            raise SystemExit(f"{target} is there; a released version's data stays as it is")
-        shutil.rmtree(target)
-    target.mkdir(parents=True)
-    expected = {"clean": make(target / "clean", False), "unclean": make(target / "unclean", True)}
-    (target / "expected.json").write_text(_written(expected) + "\n")
+    if "--force" in sys.argv:
+        shutil.rmtree(target, ignore_errors=True)
+    missing = [name for name in MAKERS if not (target / name).exists()]
+    if not missing:
+        raise SystemExit(f"{target} is there; a released version's data stays as it is")
+    target.mkdir(parents=True, exist_ok=True)
+    written = target / "expected.json"
+    expected = json.loads(written.read_text()) if written.exists() else {}
+    expected |= {name: MAKERS[name](target / name) for name in missing}
+    written.write_text(_written(expected) + "\n")
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     print(f"{target}: {size} bytes")
 

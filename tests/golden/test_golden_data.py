@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
-from kept.client.client import IdempotentProducer, OutRecord
+from kept.client.admin.transactions import list_transactions
+from kept.client.client import SILENT_MS, IdempotentProducer, OutRecord
+from kept.client.transactional_producer import TransactionalProducer
 from kept.storage import layout
 from kept.storage.errors import OutOfOrderSequenceNumber
 from kept.storage.inspect.check import check_directory
@@ -28,7 +30,7 @@ from kept.storage.records import build_batch, records
 from kept.storage.segments import offset_index, time_index, txn_index
 from kept.storage.segments.swap import SwapGroup, SwapPlan
 from kept.storage.segments.txn_index import AbortedTxn
-from kept.storage.types import TopicPartition
+from kept.storage.types import IsolationLevel, TopicPartition
 from kept.testing import Cluster
 
 GOLDEN = Path(__file__).resolve().parent
@@ -131,6 +133,35 @@ def test_producers_are_remembered(golden, start):
         (done,) = client.produce("producers", rows, producer=producer(following))
         assert done.base_offset == end
         assert client.init_producer().id > producer_id, "ids are never given twice"
+
+
+@pytest.mark.parametrize(
+    "source", sorted(GOLDEN.glob("data/*/transactions")), ids=lambda source: source.parent.name
+)
+def test_transactions_come_to_their_ends(source, tmp_path, kept_cluster):
+    """Also the one that was decided before the kill, and the one that nobody ended."""
+    expected = json.loads((source.parent / "expected.json").read_text())["transactions"]
+    shutil.copytree(source, tmp_path / "node-0" / "data")
+    quick = {"transaction_abort_timed_out_transaction_cleanup_interval_ms": 50}
+    cluster = kept_cluster(directory=tmp_path, **make_data.SETTINGS, **quick)
+
+    def states() -> dict[str, str]:
+        listed = client.run(list_transactions([], SILENT_MS))
+        return {one.transactional_id: one.state for one in listed}
+
+    with cluster.client() as client:
+        cluster.wait_until(lambda: states() == expected["states"], "all have ended")
+        for name, values in expected["records"].items():
+            topic, _, number = name.rpartition("-")
+            found = client.read(topic, [int(number)], isolation=IsolationLevel.READ_COMMITTED)
+            assert [record.value.decode() for record in found] == values
+        for name, (producer_id, epoch) in expected["producers"].items():
+            with TransactionalProducer(client, name) as producer:
+                assert (producer.producer_id, producer.epoch > epoch) == (producer_id, True)
+                producer.produce("transfers", [OutRecord(None, b"next", partition=0)])
+    logs = str(tmp_path / "node-0" / "data" / "log")
+    assert cluster.stop() == 0
+    assert [str(one) for one in check_directory(logs)] == []
 
 
 def test_it_is_compacted_further(golden, start):

@@ -14,10 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kept.testing.ports import free_port
-from tests.golden.transactions.script import LEVELS, SETTINGS, files, parse, play, render
-from tests.golden.transactions.verbs import Verbs
-from tests.tools import kafka_dist
+from tests.golden.transactions import held
+from tests.golden.transactions.script import LEVELS, files, parse, play, render
 
 
 def record(names: list[str]) -> None:
@@ -28,22 +26,11 @@ def record(names: list[str]) -> None:
         for step in steps:
             step.kafka = {}
     for level in LEVELS:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            kafka_dist.Broker(
-                Path(folder),
-                free_port(above=[1]),
-                features={"transaction.version": level},
-                **SETTINGS,
-            ) as broker,
-        ):
-            verbs = Verbs(broker.bootstrap)
-            verbs.ready()
+        with tempfile.TemporaryDirectory() as folder, held.kafka(Path(folder), level) as verbs:
             for path, steps in scripts.items():
                 for step, answer in play(steps, verbs, level):
                     step.kafka[level] = answer
                 print(f"{path.stem} at level {level}: {len(steps)} lines", flush=True)
-            verbs.close()
     for path, steps in scripts.items():
         path.write_text(render(steps))
 

@@ -40,7 +40,7 @@ SETTINGS = {
 }
 """Of the broker that is asked."""
 _WHY = re.compile(r"(.*) \[(.+)\]")
-SETUP = ("scenario", "level", "topic")
+SETUP = ("scenario", "level", "topic", "hold", "release")
 """Steps without an answer."""
 
 
@@ -115,9 +115,10 @@ def render(steps: Sequence[Step]) -> str:
     return "".join(f"{line}\n" for step in steps for line in step.lines())
 
 
-def files() -> list[Path]:
-    """All scripts."""
-    return sorted(FOLDER.glob("*.txt"))
+def files(*, held: bool | None = None) -> list[Path]:
+    """All scripts, or those in which markers are held back, or the others."""
+    found = sorted(FOLDER.glob("*.txt"))
+    return [path for path in found if held is None or held == ("\nhold\n" in path.read_text())]
 
 
 def play(steps: Sequence[Step], verbs: Verbs, level: int) -> Iterator[tuple[Step, str]]:

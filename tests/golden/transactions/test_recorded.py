@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from kept.testing import Cluster
-from kept.testing.ports import free_port
-from tests.golden.transactions import script
+from tests.golden.transactions import held, script
 from tests.golden.transactions.verbs import Verbs
 
 
@@ -43,49 +43,56 @@ def test_an_answer_is_of_a_level_and_of_kept() -> None:
 
 
 @pytest.fixture(scope="module")
-def kept() -> Iterator[str]:
-    with Cluster(**script.SETTINGS) as cluster:
-        yield cluster.bootstrap
+def kept() -> Iterator[Verbs]:
+    with Cluster(**script.SETTINGS) as cluster, closing(Verbs(cluster.bootstrap)) as verbs:
+        verbs.ready()
+        yield verbs
+
+
+@pytest.fixture(scope="module")
+def kept_held() -> Iterator[Verbs]:
+    with held.kept() as verbs:
+        yield verbs
 
 
 @pytest.fixture(scope="module", params=script.LEVELS)
 def kafka(
     request: pytest.FixtureRequest, kafka_dist: ModuleType, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, int]]:
+) -> Iterator[tuple[Verbs, int]]:
     """Apache Kafka at a level of ``transaction.version``."""
     level = int(request.param)
-    features = {"transaction.version": level}
-    folder, port = tmp_path_factory.mktemp("kafka"), free_port(above=[1])
-    with kafka_dist.Broker(folder, port, features=features, **script.SETTINGS) as broker:
-        yield broker.bootstrap, level
+    with held.kafka(tmp_path_factory.mktemp("kafka"), level) as verbs:
+        yield verbs, level
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("path", script.files(), ids=lambda path: path.stem)
-def test_kept_answers_so(kept: str, path: Path) -> None:
+@pytest.mark.parametrize("path", script.files(held=False), ids=lambda path: path.stem)
+def test_kept_answers_so(kept: Verbs, path: Path) -> None:
     check(kept, path, script.LEVELS[-1], of_kept=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("path", script.files(held=True), ids=lambda path: path.stem)
+def test_kept_answers_so_while_markers_wait(kept_held: Verbs, path: Path) -> None:
+    check(kept_held, path, script.LEVELS[-1], of_kept=True)
 
 
 @pytest.mark.java
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", script.files(), ids=lambda path: path.stem)
-def test_apache_kafka_answers_so(kafka: tuple[str, int], path: Path) -> None:
-    bootstrap, level = kafka
-    check(bootstrap, path, level, of_kept=False)
+def test_apache_kafka_answers_so(kafka: tuple[Verbs, int], path: Path) -> None:
+    verbs, level = kafka
+    check(verbs, path, level, of_kept=False)
 
 
-def check(bootstrap: str, path: Path, level: int, *, of_kept: bool) -> None:
+def check(verbs: Verbs, path: Path, level: int, *, of_kept: bool) -> None:
     """Play a script and compare; all differences at once."""
-    verbs = Verbs(bootstrap)
-    try:
-        verbs.ready()
-        differences = [
-            f"{step.line}\n    {answer}\n    not {step.expected(level, of_kept)}"
-            for step, answer in script.play(script.parse(path.read_text()), verbs, level)
-            if answer != step.expected(level, of_kept)
-        ]
-    finally:
-        verbs.close()
+    differences = [
+        f"{step.line}\n    {answer}\n    not {step.expected(level, of_kept)}"
+        for step, answer in script.play(script.parse(path.read_text()), verbs, level)
+        if answer != step.expected(level, of_kept)
+    ]
     assert not differences, "\n".join(differences)

@@ -6,14 +6,27 @@ import itertools
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kept.client.protocol.wire import read_uvarint
 from kept.storage.records import build_batch, headers
 from tests.support.kafka_connection import Connection
 from tests.support.request_values import topic_values
 
-PRODUCE, FETCH, LIST_OFFSETS, OFFSET_FETCH, FIND, JOIN, SYNC, CREATE = 0, 1, 2, 9, 10, 11, 14, 19
+if TYPE_CHECKING:
+    from tests.golden.transactions.held import Hold
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_FETCH, FIND, JOIN, SYNC, CREATE = (
+    0,
+    1,
+    2,
+    3,
+    9,
+    10,
+    11,
+    14,
+    19,
+)
 DELETE_RECORDS, INIT, ADD, ADD_OFFSETS, END, MARKERS, COMMIT_OFFSETS = 21, 22, 24, 25, 26, 27, 28
 PRODUCERS, DESCRIBE, LIST = 61, 65, 66
 DEADLINE_S = 30.0
@@ -36,8 +49,9 @@ class Verbs:
     a number) and its epoch.
     """
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, markers: Hold | None = None) -> None:
         self._bootstrap = bootstrap
+        self._markers = markers
         self._connection = Connection(bootstrap)
         self._number = next(SCENARIOS)
         self._pids: dict[str, int] = {}
@@ -46,6 +60,8 @@ class Verbs:
 
     def close(self) -> None:
         self._connection.close()
+        if self._markers is not None:
+            self._markers.release()
 
     def ready(self) -> None:
         """Wait until a transaction comes to its end: its internal topics are there then."""
@@ -55,7 +71,7 @@ class Verbs:
         for step in (
             lambda: self.find("warm", version=4),
             lambda: self.init("warm", version=4),
-            lambda: self._group("warm"),
+            lambda: self.find_group("warm"),
             lambda: self.committed("warm", "warm-0"),
             lambda: self.add("warm", "p1/0", "warm-0", version=3),
             lambda: self.produce("warm", "p1/0", "warm-0", version=11),
@@ -127,27 +143,59 @@ class Verbs:
         """Create a topic: ``topic orders 2 min.insync.replicas=2``."""
         settings = dict(config.split("=") for config in configs)
         new = topic_values(self._name(name), int(partitions), **settings)
+        leader = None if self._markers is None else self._markers.node
+        if leader is not None:
+            numbers = range(int(partitions))
+            placed = [{"partition_index": n, "broker_ids": [leader]} for n in numbers]
+            new |= {"num_partitions": -1, "replication_factor": -1, "assignments": placed}
         (made,) = self._ask(CREATE, 7, topics=[new], timeout=30_000, validate_only=False).topics
         assert not made.error_code, made
         self._topics[self._name(name)] = made.topic_id
         for number in range(int(partitions)):
-            led = self._await(lambda n=number: self.ends(f"{name}-{n}"), "0", DEADLINE_S)
-            assert led == "0", f"{name}-{number}: {led}"
+            if leader is None:
+                led = self.await_answer(lambda n=number: self.ends(f"{name}-{n}"), "0", DEADLINE_S)
+                assert led == "0", f"{name}-{number}: {led}"
+            else:
+                led = self.await_answer(
+                    lambda n=number: self._leader(name, n), str(leader), DEADLINE_S
+                )
+                assert led == str(leader), f"{name}-{number}: {led}"
+        return ""
+
+    def _leader(self, name: str, number: int) -> str:
+        """Who leads a partition, as this broker has heard."""
+        asked = [{"topic_id": None, "name": self._name(name)}]
+        found = self._ask(METADATA, 9, topics=asked, allow_auto_topic_creation=False)
+        leaders = {p.partition_index: p.leader_id for p in found.topics[0].partitions}
+        return str(leaders.get(number))
+
+    def hold(self) -> str:
+        """Markers are not written from now on. In scripts of :mod:`.held` alone."""
+        assert self._markers is not None
+        self._markers.hold()
+        return ""
+
+    def release(self) -> str:
+        """Markers are written."""
+        assert self._markers is not None
+        self._markers.release()
         return ""
 
     def until(self, transactional_id: str, state: str) -> str:
         """Wait until a transaction is in a state; the state in which it stays otherwise."""
-        return self._await(lambda: self.describe(transactional_id).split()[1], state, STAYS_S)
+        return self.await_answer(lambda: self.describe(transactional_id).split()[1], state, STAYS_S)
 
     @staticmethod
-    def _await(question: Callable[[], str], wanted: str, patience_s: float) -> str:
+    def await_answer(question: Callable[[], str], wanted: str, patience_s: float) -> str:
+        """The answer, once it is the one that is wanted; the last one otherwise."""
         deadline = time.monotonic() + patience_s
         while (answer := question()) != wanted and time.monotonic() < deadline:
             time.sleep(0.01)
         return answer
 
-    def _group(self, group: str) -> str:
-        found = self._ask(FIND, 3, key=self._name(group), key_type=0)
+    def find_group(self, group: str, *, version: int = 3) -> str:
+        """FindCoordinator of a group."""
+        found = self._ask(FIND, version, key=self._name(group), key_type=0)
         return _error(found.error_code)
 
     def join(self, group: str) -> str:

@@ -363,7 +363,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def idle(self) -> bool:
         """Nothing asked, nothing owed."""
-        return not self._replies and not self._blocked and not (self._sender and self._sender.busy)
+        return not self._replies and not self._blocked and not (self._sender and self._sender.queue)
 
     @property
     def blocked(self) -> bool:
@@ -373,7 +373,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def has_unsent(self) -> bool:
         """Answers wait for the peer to take them, or for one before them."""
-        return self._behind_bytes > 0 or (self._sender is not None and self._sender.busy)
+        return self._behind_bytes > 0 or (self._sender is not None and bool(self._sender.queue))
 
     def is_late(self, oldest: float) -> bool:
         """Whether the rest of a request is missing since before ``oldest``, though we read."""
@@ -459,15 +459,16 @@ class Connection(asyncio.BufferedProtocol):
         max_frame_bytes = self.listener.max_frame_bytes
         # What a node opens to itself for HTTP and gRPC is metered there (ClientUsage).
         metered = self.context.quotas.active and not (self.session.is_node or self.from_this_node)
-        room = self._room()
+        room = 0  # not counted
         try:
             while not self._blocked:
-                if room <= 0:
-                    self._stalled = True
-                    break
                 start = self._start
                 have = self._end - start
                 if have < 4:
+                    break
+                room = room or self._room()
+                if room <= 0:
+                    self._stalled = True
                     break
                 (size,) = _SIZE(self._buffer, start)
                 if not MIN_FRAME_BYTES <= size <= max_frame_bytes:
@@ -503,7 +504,7 @@ class Connection(asyncio.BufferedProtocol):
                         continue
                 self._start = start + 4 + size
                 self._serve(start + 4, self._start)
-                room = self._room()
+                room = 0
             if self.unwritten or self.dirty:
                 self.context.produce.write(self)
         finally:
@@ -943,13 +944,13 @@ class Connection(asyncio.BufferedProtocol):
         behind = self._behind_bytes
         if behind and (behind >= listener.max_unsent_bytes or self.account.exhausted):
             return 0
-        if self._replies and self.waiting_account.exhausted and not listener.between_nodes:
+        if self._replies and not listener.between_nodes and self.waiting_account.exhausted:
             self.waiting_account.available(self._regulate_soon)
             return 0
-        if sender.busy:  # type: ignore[union-attr]
+        if sender.queue:  # type: ignore[union-attr]
             unsent = sender.unsent_bytes  # type: ignore[union-attr]
             if (
-                sender.queued >= listener.max_queued  # type: ignore[union-attr]
+                len(sender.queue) >= listener.max_queued  # type: ignore[union-attr]
                 or unsent + self._made_bytes >= listener.max_unsent_bytes
                 or (unsent > 0 and self.account.exhausted)
             ):

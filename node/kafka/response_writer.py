@@ -55,12 +55,13 @@ class _Writer(ABC):
     __slots__ = (
         "_budget",
         "_closed",
+        "_full",
         "_on_failure",
         "_on_progress",
-        "_queue",
         "_runtime",
         "_table",
         "_waiting",
+        "queue",
         "unsent_bytes",
     )
 
@@ -78,46 +79,34 @@ class _Writer(ABC):
         self._budget = budget
         self._on_progress = on_progress
         self._on_failure = on_failure
-        self._queue: deque[Any] = deque()
+        self.queue: deque[Any] = deque()
+        """Pieces of responses that wait to be sent, in order."""
         self._closed = False
+        self._full = False
+        """The peer takes no more for now: the socket, or the transport's buffer, is full."""
         self._waiting = False
         """A thread reads, or another turn is scheduled."""
         self.unsent_bytes = 0
         """Bytes in memory that wait for the peer to take what came before: what the budget
         counts."""
 
-    @property
-    def busy(self) -> bool:
-        """Whether anything waits to be sent."""
-        return bool(self._queue)
-
-    @property
-    def queued(self) -> int:
-        """How many pieces of responses wait to be sent."""
-        return len(self._queue)
-
-    @property
-    def _blocked(self) -> bool:
-        """Whether nothing can be sent before somebody says so."""
-        return self._waiting
-
     def close(self) -> None:
         """The socket is closing: drop what waits."""
         self._closed = True
-        self._queue.clear()
+        self.queue.clear()
         self._count_unsent()
 
     def stage(self, segments: list[Segment]) -> None:
         """Queue a response; :meth:`push` sends."""
-        self._queue.extend(segments)
-        if self._blocked:
+        self.queue.extend(segments)
+        if self._full or self._waiting:
             more = sum(len(s) for s in segments if type(s) is not FileSlice)
             self.unsent_bytes += more
             self._budget.force(more)
 
     def push(self) -> None:
         """Send what is taken."""
-        if self._queue and not self._blocked:
+        if self.queue and not self._full and not self._waiting:
             self._pump()
 
     @abstractmethod
@@ -129,7 +118,7 @@ class _Writer(ABC):
         if error is not None:
             log.error("reading records failed", path=path, error=str(error))
         self._closed = True
-        self._queue.clear()
+        self.queue.clear()
         self._on_failure()
 
     def _read_now(self, piece: FileSlice) -> bytes | bytearray | None:
@@ -147,7 +136,7 @@ class _Writer(ABC):
         return data if data is not None and len(data) == size else None
 
     def _read_in_thread(self, size: int) -> None:
-        slice_ = self._queue[0]
+        slice_ = self.queue[0]
         self._waiting = True
         future = self._runtime.in_thread(
             self._runtime.disk.pread, slice_.file, slice_.position, size
@@ -164,11 +153,11 @@ class _Writer(ABC):
             if error is not None:
                 self._fail(slice_.file.path, error)
                 return
-            self._queue.popleft()
+            self.queue.popleft()
             if size < slice_.size_bytes:
                 rest = FileSlice(slice_.file, slice_.position + size, slice_.size_bytes - size)
-                self._queue.appendleft(rest)
-            self._queue.appendleft(finished.result())
+                self.queue.appendleft(rest)
+            self.queue.appendleft(finished.result())
             self._next_turn()
 
         future.add_done_callback(done)
@@ -191,7 +180,7 @@ class _Writer(ABC):
         return 0
 
     def _count_unsent(self) -> None:
-        now = sum(len(s) for s in self._queue if type(s) is not FileSlice) + self._held_bytes()
+        now = sum(len(s) for s in self.queue if type(s) is not FileSlice) + self._held_bytes()
         change = now - self.unsent_bytes
         self.unsent_bytes = now
         if change > 0:
@@ -203,32 +192,27 @@ class _Writer(ABC):
 class ResponseWriter(_Writer):
     """Writes to the socket ``fd`` itself."""
 
-    __slots__ = ("_duplicate", "_fd", "_watching")
+    __slots__ = ("_duplicate", "_fd")
 
     def __init__(self, *, fd: int, **shared: Any) -> None:
         super().__init__(**shared)
         self._fd = fd
         self._duplicate: socket.socket | None = None
         """Over the same connection, for what a transport's own descriptor cannot be used for."""
-        self._watching = False
-
-    @property
-    def _blocked(self) -> bool:
-        return self._watching or self._waiting
 
     def close(self) -> None:
         """Drop what waits, and the duplicate, else the peer sees no end."""
         super().close()
         if self._duplicate is not None:
-            if self._watching:
+            if self._full:
                 self._runtime.loop.remove_writer(self._duplicate.fileno())
-                self._watching = False
+                self._full = False
             self._duplicate.close()
             self._duplicate = None
 
     def _pump(self) -> None:
         turn = TURN_BYTES
-        queue = self._queue
+        queue = self.queue
         try:
             while queue:
                 if turn <= 0:
@@ -246,15 +230,15 @@ class ResponseWriter(_Writer):
         except (MachineError, DamagedData) as error:
             self._fail(error.path, error)
             return
-        if self._watching and not queue:
+        if self._full and not queue:
             self._runtime.loop.remove_writer(self._socket().fileno())
-            self._watching = False
+            self._full = False
         if queue or self.unsent_bytes:
             self._count_unsent()
 
     def _send_bytes(self) -> int:
         """Send the run of bytes at the head, with the small slices among them."""
-        queue = self._queue
+        queue = self.queue
         buffers: list[Any] = []
         size = 0
         for index in range(min(len(queue), MAX_BUFFERS)):
@@ -292,7 +276,7 @@ class ResponseWriter(_Writer):
 
     def _send_file(self) -> int:
         """Send from the slice at the head; -1 when a thread has to read first."""
-        queue = self._queue
+        queue = self.queue
         file, position, size = queue[0]
         if size < SENDFILE_BYTES:
             data = self._read_now(queue[0])
@@ -323,9 +307,9 @@ class ResponseWriter(_Writer):
         return self._duplicate
 
     def _watch(self) -> None:
-        if not self._watching:
+        if not self._full:
             self._runtime.loop.add_writer(self._socket().fileno(), self._writable)
-            self._watching = True
+            self._full = True
 
     def _writable(self) -> None:
         if not self._closed and not self._waiting:
@@ -340,26 +324,21 @@ class TransportWriter(_Writer):
     holds at that moment counts as unsent.
     """
 
-    __slots__ = ("_paused", "_transport")
+    __slots__ = ("_transport",)
 
     def __init__(self, *, transport: Any, **shared: Any) -> None:
         super().__init__(**shared)
         self._transport = transport
         transport.set_write_buffer_limits(high=HELD_BYTES)
-        self._paused = False
-
-    @property
-    def _blocked(self) -> bool:
-        return self._paused or self._waiting
 
     def pause(self) -> None:
         """The transport's buffer is full."""
-        self._paused = True
+        self._full = True
         self._count_unsent()
 
     def resume(self) -> None:
         """It is not any more."""
-        self._paused = False
+        self._full = False
         self._count_unsent()
         if not self._closed and not self._waiting:
             self._pump()
@@ -368,16 +347,16 @@ class TransportWriter(_Writer):
 
     def close(self) -> None:
         """The transport is closing, and gives back what it holds."""
-        self._paused = False
+        self._full = False
         super().close()
 
     def _held_bytes(self) -> int:
-        return int(self._transport.get_write_buffer_size()) if self._paused else 0
+        return int(self._transport.get_write_buffer_size()) if self._full else 0
 
     def _pump(self) -> None:
         turn = TURN_BYTES
         try:
-            while self._queue and not self._paused:
+            while self.queue and not self._full:
                 if turn <= 0:
                     self._turn_later()
                     break
@@ -389,12 +368,12 @@ class TransportWriter(_Writer):
         except (MachineError, DamagedData) as error:
             self._fail(error.path, error)
             return
-        if self._queue or self.unsent_bytes:
+        if self.queue or self.unsent_bytes:
             self._count_unsent()
 
     def _next_piece(self) -> Any:
         """The next bytes to give; none when a thread has to read them first."""
-        queue = self._queue
+        queue = self.queue
         pieces: list[Any] = []
         room = PIECE_BYTES
         while queue and room > 0:

@@ -144,9 +144,12 @@ class MemoryBudget:
     @property
     def exhausted(self) -> bool:
         """Whether nothing is left."""
-        return self.used_bytes >= self.limit_bytes or (
-            self.parent is not None and self.parent.exhausted
-        )
+        level: MemoryBudget | None = self
+        while level is not None:
+            if level.used_bytes >= level.limit_bytes:
+                return True
+            level = level.parent
+        return False
 
     @property
     def pressed(self) -> bool:

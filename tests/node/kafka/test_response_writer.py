@@ -137,7 +137,7 @@ def test_bytes_and_slices_leave_in_order(content):
         expected = b"head" + data[5:105] + data[:2_500_000] + b"tail"
         assert await bench.receive(len(expected)) == expected
         await asyncio.sleep(0)
-        assert not bench.sender.busy and bench.sender.unsent_bytes == 0
+        assert not bench.sender.queue and bench.sender.unsent_bytes == 0
         assert bench.budget.used_bytes == 0
         assert bench.progress > 0, "the socket was full in between"
 
@@ -251,7 +251,7 @@ def test_a_read_that_fails_ends_the_connection(content, capsys, failing, size, i
         async with asyncio.timeout(60):
             while not bench.failures:
                 await asyncio.sleep(0.001)
-        assert not bench.sender.busy and bench.budget.used_bytes == 0
+        assert not bench.sender.queue and bench.budget.used_bytes == 0
         with pytest.raises(BlockingIOError):
             bench.theirs.recv(1)
 
@@ -273,7 +273,7 @@ def test_what_a_full_socket_holds_back_is_counted_and_given_back():
             bench.sender.push()
         assert bench.sender.unsent_bytes == bench.budget.used_bytes == first + 5005
         assert (await bench.receive(8_005_005))[-1002:] == b"y" + b"x" * 1000 + b"y"
-        while bench.sender.busy:
+        while bench.sender.queue:
             await asyncio.sleep(0.001)
         assert bench.sender.unsent_bytes == bench.budget.used_bytes == 0
         assert bench.progress
@@ -299,7 +299,7 @@ def test_a_peer_that_is_gone_is_a_failure():
         bench.theirs.close()
         bench.sender.stage([bytes(100)])
         bench.sender.push()
-        assert bench.failures == 1 and not bench.sender.busy
+        assert bench.failures == 1 and not bench.sender.queue
 
     on_bench(Disk({}), job)
 
@@ -326,7 +326,7 @@ def test_others_get_their_turn(content):
         sender.stage([FileSlice(file, 0, total)])
         sender.push()
         assert sender.sent == TURN_BYTES
-        sender._queue.clear()
+        sender.queue.clear()
         await asyncio.sleep(0)
         assert bench.progress == 1
         sender.close()
@@ -389,10 +389,10 @@ def test_a_transport_gets_a_small_response_in_one_write(tmp_path, capsys, in_mem
     async def job(bench):
         writer = transport_writer(bench, transport)
         writer.stage([b"head ", FileSlice(file, 2, 3), b" tail"])
-        assert writer.busy and writer.queued == 3 and not transport.written
+        assert len(writer.queue) == 3 and not transport.written
         writer.push()
         writer.push()
-        assert transport.written == [b"head " + data[2:5] + b" tail"] and not writer.busy
+        assert transport.written == [b"head " + data[2:5] + b" tail"] and not writer.queue
         writer.stage([b"lost"])
         writer.close()
         writer.push()
@@ -438,7 +438,7 @@ def test_a_transport_gets_a_large_response_in_pieces_as_far_as_it_takes_them(tmp
         assert sum(map(len, transport.written)) == written
         transport.room = 1 << 40
         writer.resume()
-        while writer.busy:
+        while writer.queue:
             await asyncio.sleep(0.001)
         assert b"".join(transport.written) == b"head" + data + b"tail" + b"x" * 1000
         assert bench.progress and not bench.failures and bench.budget.used_bytes == 0
@@ -447,7 +447,7 @@ def test_a_transport_gets_a_large_response_in_pieces_as_far_as_it_takes_them(tmp
         transport.room = 10
         writer.stage([b"x" * 1000])
         writer.push()
-        assert not writer.busy and bench.budget.used_bytes == HELD_BYTES + 990
+        assert not writer.queue and bench.budget.used_bytes == HELD_BYTES + 990
         writer.close()
         assert bench.budget.used_bytes == 0
 

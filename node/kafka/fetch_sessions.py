@@ -213,11 +213,10 @@ class Session:
                         gone.partition.follower_stopped(self.replica_id)
 
     def recheck_all(self) -> None:
-        """Before a reading: all partitions are due if it is not known whether all may be read."""
-        if self.recheck:
-            self.recheck = False
-            for key, cached in self.partitions.items():
-                self.due.setdefault(key, cached)
+        """Before a reading, when :attr:`recheck` says so: all partitions are due."""
+        self.recheck = False
+        for key, cached in self.partitions.items():
+            self.due.setdefault(key, cached)
 
     def watch(self) -> None:
         """A request is parked: hear of what is due, too. What rests is watched anyway."""

@@ -184,7 +184,8 @@ class PendingFetch:
 
     def start(self) -> None:
         """Answer now, or park."""
-        if self._has_all() and self._context.sessions.park(self._session):
+        is_replica = self._replica_id >= 0
+        if is_replica and self._has_all() and self._context.sessions.park(self._session):
             self._park()
             return
         work = self._context.runtime.slices.run(self._read(), self._draws)
@@ -202,7 +203,7 @@ class PendingFetch:
         read: so it is with nearly every request, which follows what its follower has appended.
         """
         session, context = self._session, self._context
-        if self._replica_id < 0 or session.id == SESSIONLESS or session.awaits_commits:
+        if session.id == SESSIONLESS or session.awaits_commits:
             return False
         if not 0 < len(session.due) <= IN_PLACE_STEPS:
             return False
@@ -379,7 +380,6 @@ class PendingFetch:
         connection = self._connection
         work = self._context.runtime.slices.run(self._encode(results), self._draws)
         if not isinstance(work, SlicedTask):
-            self._give_back()
             if reply is None:
                 connection.reply(work)
             else:
@@ -431,9 +431,14 @@ class PendingFetch:
         urgent = False
         results: ReadPartitions = []
         self._results = results
-        self._session.recheck_all()
+        if self._session.recheck:
+            self._session.recheck_all()
         # What a disk's failure adds meanwhile is read next time.
         for cached in tuple(self._session.due.values()):
+            if results:
+                yield
+                if self._work is not None and perf_counter() >= lease.until:
+                    lease.check()
             cached.at_end = False
             try:
                 data = self._read_one(cached, left, size == 0, again)
@@ -448,9 +453,6 @@ class PendingFetch:
             results.append((cached, data))
             if self._work is not None:
                 cached.watch()
-            yield
-            if len(results) > IN_PLACE_STEPS and perf_counter() >= lease.until:
-                lease.check()
         self._results = []
         return results, size, urgent
 
@@ -530,14 +532,6 @@ class PendingFetch:
             quota = self._context.quota
             quota.record(size_bytes, monotonic_ms())
 
-    def _count_sent(self, name: bytes, size_bytes: int) -> None:
-        """Count what a consumer is sent of a topic, which may be gone since it was read."""
-        table = self._context.table
-        topics = table.by_id if self._version >= codec.TOPIC_IDS else table.by_name
-        topic = topics.get(name)
-        if topic is not None:
-            topic.bytes_out += size_bytes
-
     def _failure(self, key: Key, error: KeptError) -> codec.PartitionData:
         code = error_codes.code_for(error, "fetch failed", partition=key[1])
         if isinstance(error, DamagedData):
@@ -560,6 +554,8 @@ class PendingFetch:
             if delay_ms:
                 return self._throttled(delay_ms)
         grouped: Results = []
+        table = self._context.table
+        topics = table.by_id if self._version >= codec.TOPIC_IDS else table.by_name
         size, elsewhere = 0, False
         for number, (cached, data) in enumerate(results):
             if number % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
@@ -574,13 +570,15 @@ class PendingFetch:
                 grouped[-1][1].append(data)
             else:
                 grouped.append((name, [data]))
-            elsewhere = elsewhere or _hints_elsewhere(data)
+            elsewhere = (
+                elsewhere or data.preferred_replica >= 0 or data.error_code in _LED_ELSEWHERE
+            )
             if isinstance(data.records, FileSlice):
                 size += data.records.size_bytes
                 if from_replica:
                     self._count_throttled(cached, data.records.size_bytes)
-                else:
-                    self._count_sent(name, data.records.size_bytes)
+                elif (topic := topics.get(name)) is not None:  # it may be gone since it was read
+                    topic.bytes_out += data.records.size_bytes
         metrics = self._context.counters
         metrics.fetched(size, to_replica=from_replica)
         metrics.request(api.FETCH, self._context.runtime.loop.time() - self._started)
@@ -627,10 +625,6 @@ class PendingFetch:
         endpoints = self._context.hints.endpoints(self._connection.listener.name, leaders)
         version, number = self._version, self._correlation_id
         return (yield from codec.encode_steps(version, number, 0, session_id, grouped, endpoints))
-
-
-def _hints_elsewhere(data: codec.PartitionData) -> bool:
-    return data.preferred_replica >= 0 or data.error_code in _LED_ELSEWHERE
 
 
 @dataclass(frozen=True, slots=True)

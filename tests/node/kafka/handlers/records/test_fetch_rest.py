@@ -358,7 +358,23 @@ def test_nothing_is_missed_while_partitions_are_read_in_slices(monkeypatch, seed
             run()
             world.check()
             assert not any(reader.blocked for reader in world.readers)
+            assert not world.resources.responses.used_bytes
     assert sliced > 20
+
+
+def test_a_reading_that_goes_on_in_later_turns_looks_at_the_lease_in_each_step(monkeypatch):
+    """This node may have been replaced as a leader meanwhile."""
+    world = World(monkeypatch)
+    world.resources.runtime.slices = TimeSlices(world.loop, lambda: world.loop.now, in_place=1)
+    lease, checks = world.resources.lease, []
+    lease.check = lambda: checks.append(world.loop.now)
+    consumer = world.readers[2]
+    consumer.ask(Given(random=lambda: 1.0, choice=max))
+    assert consumer.blocked and not checks
+    lease.until = 0.0
+    world.loop.run()
+    assert not consumer.blocked
+    assert len(checks) == COUNT - 1
 
 
 def test_what_rests_is_not_read(monkeypatch):

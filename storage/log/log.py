@@ -502,14 +502,14 @@ class Log:
         remembered = tail.slice(offset, max_bytes, end_offset)
         if remembered is not None:
             return remembered
+        if self.log_start_offset <= offset < end_offset:
+            return log_reader.read_slice(self.segments, offset, max_bytes, end_offset, at_least_one)
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRange(
                 f"{self.topic_partition.place}: offset {offset} is not within "
                 f"{self.log_start_offset}..{self.log_end_offset}"
             )
-        if offset >= end_offset:
-            return None
-        return log_reader.read_slice(self.segments, offset, max_bytes, end_offset, at_least_one)
+        return None
 
     def read_batches(self, offset: int, max_bytes: int, end_offset: int) -> bytes:
         """The same as bytes; empty when there is nothing."""

@@ -92,7 +92,7 @@ def read_slice(
 ) -> FileSlice | None:
     """Whole batches from the one with ``offset``, all below ``end_offset``, of one segment."""
     index = segments.floor(offset)
-    while index < len(segments):
+    while index < len(segments.bases):
         if segments.bases[index] >= end_offset:
             return None
         segment = segments.loaded(segments[index])

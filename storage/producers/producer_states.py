@@ -349,6 +349,8 @@ class ProducerStates:
 
         Never below the log start, which may have moved into the transaction.
         """
+        if not self._open and not self._ended:
+            return None
         self.committed_to(high_watermark)
         first = self.first_unstable_offset
         if self._ended:

@@ -233,11 +233,11 @@ class Segment:
         entry = self.index.ceiling_entry(offset)
         if entry is None or not floor + WALK_BYTES <= entry[1] < limit:
             return None
-        with suppress(DamagedData):  # the walk says what is wrong
+        try:
             batch = next(self.walk(entry[1], limit))
-            if batch[2] <= offset and batch[3] == entry[0]:
-                return batch
-        return None
+        except DamagedData:  # the walk says what is wrong
+            return None
+        return batch if batch[2] <= offset and batch[3] == entry[0] else None
 
     # Indexes.
 

@@ -81,7 +81,7 @@ plant(
 plant(
     "node-ack-before-write",
     "node",
-    1,
+    3,
     "lost",
     "a batch is written before it is acknowledged",
     (f"{PRODUCE}.write", answered_before_the_write),

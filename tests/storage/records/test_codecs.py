@@ -266,7 +266,7 @@ def test_lz4_that_says_more_than_its_blocks_can_be() -> None:
 @pytest.mark.parametrize("codec", [Codec.LZ4, Codec.SNAPPY])
 def test_blocks_without_number_need_a_larger_limit(codec: Codec) -> None:
     """On a loop they would hold everybody up; a thread has larger limits, and no list of them."""
-    count = 40 * FEW_BLOCKS
+    count = 10 * FEW_BLOCKS
     packed = in_blocks(codec, count)
     for limit in (LIMIT, 8 * LIMIT):
         with pytest.raises(InflatesBeyondLimit, match="too many blocks"):

@@ -50,7 +50,7 @@ def test_the_three_commands_as_they_stand(kept_cluster, grpcurl, tmp_path):
         for command in typed(text, page, line)
     ]
     create, produce, consume = (shlex.split(command.text) for command in commands)
-    assert [words[4].rpartition("/")[2] for words in (create, produce, consume)] == [
+    assert [words[-1].rpartition("/")[2] for words in (create, produce, consume)] == [
         "CreateTopic",
         "Produce",
         "Consume",

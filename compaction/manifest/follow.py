@@ -335,9 +335,11 @@ class _Follower:
             groups.append(SegmentGroup(piece.sources, piece.output, changed=True))
         try:
             outputs = self._build(groups)
-        except DamagedData:
+        except DamagedData as error:
             for piece in changed:
                 self._look_for_missing(piece)
+            for piece in changed:
+                self._look_for_damage(piece, error)
             raise
         for piece, output in zip(changed, outputs, strict=True):
             self._compare(piece, output)
@@ -385,6 +387,17 @@ class _Follower:
                 output.base_offset + missing.min(),
                 f"it survives in generation {self.job.manifest.generation}, and is not here",
             )
+
+    def _look_for_damage(self, piece: Piece, error: DamagedData) -> None:
+        """Raises LogsDiffer if that damage is in this piece, of which no survivor is missing: it
+        would stop every other try as well.
+        """
+        for source in piece.sources:
+            at = error.position - source.start_bytes
+            is_here = error.position < 0 or 0 <= at < source.size_bytes
+            if is_here and error.path == source.path(self.job.directory):
+                why = f"{error.why}, where generation {self.job.manifest.generation} is built"
+                raise LogsDiffer(error.path, error.position, source.base_offset, why) from error
 
     def _copy_rest(self, piece: Piece) -> None:
         """Copy the batches beyond the manifest's end; the indexes come with the swap."""

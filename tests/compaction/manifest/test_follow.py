@@ -230,6 +230,30 @@ def test_a_survivor_in_a_damaged_batch_is_named(pair) -> None:
     assert error.value.offset == 11
 
 
+@pytest.mark.parametrize("at", [0, 8, 10, 16], ids=lambda at: f"byte {at}")
+@pytest.mark.parametrize("split", [12, 17])
+def test_a_damaged_header_behind_which_nothing_survives_is_fetched_again_too(
+    pair, split, at
+) -> None:
+    """Each try would meet it: the replica would never come to the manifest."""
+    both = pair()
+    fill(both, 30, 5, rolls=(9, 19))
+    both.fetch(roll_at=lambda base: base in {5, split})
+    both.leader.clean()
+    assert min(min(s.survivors, default=99) for s in both.generation().segments[:1]) > split
+    log = both.follower.log
+    segment = log.segments[1]
+    position = segment.locate(8)[0] + at
+    disk, path = both.follower.disk, segment.path(layout.LOG)
+    disk.writev(disk.open_append(path), [bytes([disk.read(path)[position] ^ 0x81])], position)
+    with pytest.raises(follow.LogsDiffer, match="is built") as error:
+        both.build()
+    assert (error.value.offset, error.value.path) == (5, path)
+    log.truncate_to(5)
+    both.fetch()
+    both.apply()
+
+
 @pytest.mark.parametrize("at", [0, 3, 7, 8, 10, 16], ids=lambda at: f"byte {at}")
 def test_a_survivor_behind_a_damaged_header_is_named(pair, at) -> None:
     """Nobody knows where the next batch begins; or the batch seems to be somewhere else."""

@@ -147,13 +147,26 @@ class FollowerReplica:
     def truncate_to(self, offset: int) -> None:
         """Cut the log at ``offset``, durably; blocks.
 
-        Raises KafkaStorageError, and as ``PartitionListener.check_cut``; ReplicaNotAvailable, too,
-        while the producers below ``offset`` are read elsewhere, where they take long.
+        Where damage hides the place all of its segment goes, for the leader has what is below
+        ``offset``; but not while the image has this replica in the ISR: the records count as being
+        here, and a leader drops who does not fetch.
+
+        Raises KafkaStorageError, DamagedData, and as ``PartitionListener.check_cut``;
+        ReplicaNotAvailable, too, while the producers below ``offset`` are read elsewhere, where
+        they take long.
         """
         self._check_not_leading()
-        self._prepare(offset)
-        self._before_loss(offset)
-        self._cut(offset)
+        error = self._damage_at(offset)
+        if error is None:
+            self._prepare(offset)
+            self._before_loss(offset)
+            self._cut(offset)
+        elif self.replica.in_sync:
+            raise error
+        else:
+            # After an unclean election another round may find that less agrees.
+            self._before_loss(self._base(offset) if self.replica.may_lose else offset)
+            self._cut_segment(offset, error)
 
     def cut_to_fetch_again(self, offset: int) -> None:
         """As :meth:`truncate_to`, of records that the leader has: one here is damaged or was taken
@@ -167,18 +180,36 @@ class FollowerReplica:
             logger.warning("%s: all from %d on is fetched again", self.log, start)
             self._start_at(start, segments_went=True)
             return
-        self._prepare(offset)
-        try:
+        error = self._damage_at(offset)
+        if error is None:
+            self._prepare(offset)
             self._cut(offset)
+        else:
+            self._cut_segment(offset, error)
+
+    def _damage_at(self, offset: int) -> DamagedData | None:
+        """Why the log cannot be cut there; nothing was done."""
+        try:
+            self.log.check_cut(offset)
+        except MachineError as error:
+            self.replica.failed(error)
         except DamagedData as error:
-            log = self.log
-            base = log.segments[log.segments.floor(offset)].base_offset
-            start = max(base, log.log_start_offset)
-            logger.warning("%s: all from %d on is fetched again", error, start)
-            if base >= start:
-                self._cut(base)
-            else:
-                self._start_at(start)
+            return error
+        return None
+
+    def _base(self, offset: int) -> int:
+        """Where the segment begins that has ``offset``, or the log, if that is within."""
+        base = self.log.segments[self.log.segments.floor(offset)].base_offset
+        return max(base, self.log.log_start_offset)
+
+    def _cut_segment(self, offset: int, error: DamagedData) -> None:
+        """Cut the log at the base of the segment in which the place for ``offset`` is hidden."""
+        base = self._base(offset)
+        logger.warning("%s: all from %d on is fetched again", error, base)
+        if base in self.log.segments.bases:
+            self._cut(base)
+        else:
+            self._start_at(base)
 
     def _prepare(self, offset: int) -> None:
         listener = self.replica.listener

@@ -635,6 +635,10 @@ class Log:
         """
         self._cut(lambda: truncation.truncate_to(self, offset))
 
+    def check_cut(self, offset: int) -> None:
+        """Raises DamagedData where :meth:`truncate_to` would, and MachineError."""
+        truncation.check_cut(self, offset)
+
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything; the empty log starts and ends at ``offset`` (rule 28)."""
         self._cut(lambda: truncation.start_at(self, offset))

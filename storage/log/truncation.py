@@ -79,19 +79,34 @@ def _truncate_to(log: Log, offset: int) -> None:
         return
     logger.info("%s: truncating to %d", log, offset)
     gone = [s for s in log.segments if s.base_offset > offset]
-    active = log.segments[len(log.segments) - len(gone) - 1]
-    size_bytes = 0  # at its base the whole segment goes: it is not read, and may be damaged
-    if offset > active.base_offset:
-        batch = active.locate(offset)
-        size_bytes = active.size_bytes if batch is None else batch[0]
-    if size_bytes:
-        _ = active.aborted  # the cut needs them: damage of their file is told here
+    active, size_bytes = _find_cut(log, offset)
     end_offset = active.end_below(size_bytes)
     log.before_cut(end_offset, min(log.recovery_point, end_offset))
     try:
         _cut(log, active, size_bytes, gone, offset)
     except DamagedData as error:
         raise MachineError(error.path, "truncate", OSError(errno.EIO, str(error))) from error
+
+
+def check_cut(log: Log, offset: int) -> None:
+    """See :meth:`Log.check_cut`."""
+    log.write()
+    if log.log_start_offset <= offset < log.log_end_offset:
+        _find_cut(log, offset)
+
+
+def _find_cut(log: Log, offset: int) -> tuple[Segment, int]:
+    """The segment that is cut at ``offset``, and how many bytes of it stay. At its base the whole
+    segment goes: it is not read, and may be damaged.
+    """
+    active = log.segments[log.segments.floor(offset)]
+    size_bytes = 0
+    if offset > active.base_offset:
+        batch = active.locate(offset)
+        size_bytes = active.size_bytes if batch is None else batch[0]
+    if size_bytes:
+        _ = active.aborted  # the cut needs them: damage of their file is told here
+    return active, size_bytes
 
 
 def _cut(log: Log, active: Segment, size_bytes: int, gone: list[Segment], offset: int) -> None:

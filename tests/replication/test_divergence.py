@@ -262,6 +262,74 @@ def test_where_a_transaction_index_is_damaged_its_segment_is_fetched_again(nodes
     b.partition.check_invariants()
 
 
+@pytest.mark.parametrize("log_start", [0, 9])
+@pytest.mark.parametrize("kind", [layout.LOG, layout.TXN_INDEX])
+def test_a_log_that_parts_from_its_leaders_in_a_damaged_segment_is_cut_at_its_base(
+    nodes, caplog, kind, log_start
+) -> None:
+    """No try would find the place. A member of the ISR keeps what it has: it counts as having it,
+    and the leader may die.
+    """
+    a, b, _ = nodes
+    r = (A, B)
+    fill_two_segments(a, b)
+    tools.produce(a.partition, 2)
+    b.fetch(a, rounds=2)
+    b.lead(2, r)
+    tools.produce(b.partition, 3)
+    if log_start:
+        b.partition.delete_records(log_start)
+    a.lead(3, r)
+    b.follow(A, 3, r)
+    log = b.partition.log
+    damaged = log.segments[2]
+    assert (damaged.base_offset, log.log_end_offset) == (8, 13)
+    if kind == layout.LOG:
+        b.disk.writev(damaged.file, [bytes(40)], 0)
+    else:
+        b.disk.write_file(damaged.path(kind), bytes(7))
+        damaged._aborted = None
+    b.effects.clear()
+    b.fetch(a, rounds=2)
+    assert b.effects == [] and log.log_end_offset == 13, "it is a member"
+    b.follow(A, 3, r, (A,), 1)
+    b.fetch(a, now_ms=5000, rounds=2)
+    start = max(8, log_start)
+    assert b.effects == [LogTruncated(log_start, start)]
+    assert f"all from {start} on is fetched again" in caplog.text
+    b.fetch(a, now_ms=10_000, rounds=3)
+    assert b.batches()[-1] == a.batches()[-1] == (8, 10, 1)
+    assert b.partition.log_end_offset == 10
+    b.partition.check_invariants()
+
+
+@pytest.mark.parametrize("unclean", [False, True])
+def test_what_is_cut_for_damage_is_reported_as_lost_where_the_leader_may_lack_it(
+    nodes, unclean
+) -> None:
+    """Else all below the place agrees with the leader's, and is fetched again."""
+    a, b, _ = nodes
+    r = (A, B)
+    fill_two_segments(a, b)
+    tools.produce(a.partition, 1)
+    tools.produce(a.partition, 1)
+    b.fetch(a, rounds=3)
+    b.lead(2, r, (B,), 1)
+    tools.produce(b.partition, 1)
+    a.lead(3, r, (A,), 2)
+    b.follow(A, 3, r, (A,), 2)
+    b.partition.unclean_epoch = 3 if unclean else -1
+    b.disk.write_file(b.partition.log.segments[2].path(layout.TXN_INDEX), bytes(7))
+    b.partition.log.segments[2]._aborted = None
+    b.effects.clear()
+    b.fetch(a, rounds=1)
+    losing, *rest = b.effects
+    offsets = [8, 9, 10] if unclean else [10]
+    lost = tuple(LostRecord(offset, b"k", False) for offset in offsets)
+    assert losing == RecordsLost(offsets[0], 11, 11, lost, None)
+    assert rest == [LogTruncated(0, 8)]
+
+
 @pytest.mark.parametrize("offset", [0, 2, 5, 6])
 def test_a_record_below_the_log_start_is_fetched_again_by_starting_anew_there(
     nodes, offset

@@ -653,6 +653,14 @@ class LogDirectory:
                 if self.checkpoints[kind].get(tp, 0) > bound:
                     self._write(kind, tp, bound)
 
+    def raise_log_start(self, tp: TopicPartition, offset: int) -> None:
+        """A log that is not open yet starts at ``offset``, if no checkpoint says higher: durably.
+        Blocks.
+        """
+        with self._writing:
+            if self.checkpoints[Checkpoint.LOG_STARTS].get(tp, 0) < offset:
+                self._write(Checkpoint.LOG_STARTS, tp, offset)
+
     def _write(self, kind: Checkpoint, tp: TopicPartition, offset: int) -> None:
         current = {**self.checkpoints[kind], tp: offset}
         checkpoints.write_offsets(self.disk, self._file(kind.value), current)

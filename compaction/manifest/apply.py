@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 MARK: Final = "manifest-applied"
 """Name of the mark in the partition's directory; ``<epoch> <generation>`` and a newline."""
+_PRESENT: Final = {(layout.LOG, ""), (layout.LOG, layout.SWAP)}
 DEFAULT_HISTORY_BYTES: Final = 16 << 20
 """kept.compaction.history.bytes: the removal journal of one partition."""
 
@@ -58,8 +59,8 @@ class CompactionState:
 
     ``clean_to`` and ``end_offset`` are of the applied manifest (0 without one); ``horizons`` has
     the smallest delete horizon by segment, ``tombstones`` how many wait for theirs. ``unfinished``
-    is to be given to ``Log.open``. ``retired``: bytes by base offset of segments that a start found
-    on their way out, by retention or as inputs of a swap.
+    is to be given to ``Log.open``, and ``log_start``, once that is durable: what a start found on
+    its way out tells that retention had taken all below.
     """
 
     applied: Generation | None = None
@@ -69,7 +70,7 @@ class CompactionState:
     last_ms: int = -1
     unfinished: SwapPlan | None = None
     tombstones: dict[int, int] = field(default_factory=dict)
-    retired: dict[int, int] = field(default_factory=dict)
+    log_start: int = 0
 
     def tombstones_from(self, base_offset: int) -> int:
         """How many tombstones wait in the segments from one on."""
@@ -259,6 +260,7 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
     applied = read_mark(directory, disk)
     parsed = [p for name in names if (p := layout.parse_segment_file(name))]
     states = {p.state for p in parsed}
+    bases = {p.base_offset for p in parsed if (p.kind, p.state) in _PRESENT}
     retired: dict[int, int] = {}
     for p in parsed:
         if (p.kind, p.state) == (layout.LOG, layout.DELETED):
@@ -276,7 +278,7 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
         path = layout.manifest_file(directory, *newest)
         decoded, plan = manifest.decode(path, disk.read(path))
         unfinished = plan if layout.SWAP in states else None
-        return replace(state_of(decoded, unfinished), retired=retired)
+        return replace(state_of(decoded, unfinished), log_start=_log_start(decoded, bases, retired))
     if applied is None:
         return CompactionState()
     path = layout.manifest_file(directory, *applied)
@@ -284,7 +286,25 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
         decoded, _ = manifest.decode(path, disk.read(path))
     except FileNotFoundError as error:
         raise DamagedData(path, -1, -1, f"it is missing, and {MARK} names it") from error
-    return replace(state_of(decoded), retired=retired)
+    return replace(state_of(decoded), log_start=_log_start(decoded, bases, retired))
+
+
+def _log_start(found: Manifest, bases: set[int], retired: dict[int, int]) -> int:
+    """Where the log starts by what retention was taking; 0: nothing tells.
+
+    It renames the oldest segments, and nothing syncs their names at once: after a power cut those
+    below one that it took may be back, and the gap would be taken for a loss. What it took is what
+    compaction left there; an input of a swap is of another size, and its output missing is a loss.
+    """
+    return max(
+        (
+            output.end_offset
+            for output in found.segments
+            if retired.get(output.base_offset) == output.size_bytes
+            and output.base_offset not in bases
+        ),
+        default=0,
+    )
 
 
 def complete_swap(directory: str, disk: Disk, state: CompactionState) -> CompactionState:
@@ -293,7 +313,7 @@ def complete_swap(directory: str, disk: Disk, state: CompactionState) -> Compact
         if read_mark(directory, disk) != state.applied:
             write_mark(directory, disk, state.applied)
         _remove_older(directory, disk, state.applied)
-    return replace(state, unfinished=None, retired={})
+    return replace(state, unfinished=None, log_start=0)
 
 
 def _newest(pending: list[Generation], applied: Generation | None) -> Generation | None:

@@ -124,6 +124,9 @@ class LogOpener:
         alone = opening.record.replicas == (self._identity.node_id,)
         disk = self._runtime.disk
         state, known = recover.before(path, disk, alone)
+        if state is not None and state.log_start:
+            # What tells of it goes as the log is opened.
+            directory.raise_log_start(opening.tp, state.log_start)
         opened = directory.open_log(
             opening.tp,
             opening.topic_id,

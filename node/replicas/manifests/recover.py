@@ -56,7 +56,7 @@ def after(
     """
     from kept.compaction.manifest import apply, manifest_store
 
-    log_end_offset, retired = opened.log_end_offset, state.retired
+    log_end_offset = opened.log_end_offset
     state = apply.complete_swap(path, disk, state)
     try:
         if state.applied is None:
@@ -64,7 +64,6 @@ def after(
         else:
             manifest_store.applied(path, disk, state.applied)
             body = manifest_store.body(path, disk, state.applied)
-            _complete_retention(body, opened, retired)
             _check_sizes(path, body, opened)
             applied = ref_of(body)
         newest = manifest_store.load(path, disk)
@@ -94,20 +93,6 @@ def after(
         )
         return None, _lost(path, disk, alone)
     return (None if applied is None else state), status
-
-
-def _complete_retention(body: Manifest, opened: Log, retired: dict[int, int]) -> None:
-    """Retention renames the oldest segments, and nothing syncs their names at once: after a power
-    cut those below one that it took may be back. The log starts above it again, or the gap would be
-    taken for a loss, now or by a later start. What it took is what compaction left there; an input
-    of a swap is of another size, and its output missing is a loss.
-    """
-    bases = {segment.base_offset for segment in opened.segments}
-    for output in body.segments:
-        size = retired.get(output.base_offset)
-        was_taken = size == output.size_bytes and output.base_offset not in bases
-        if was_taken and output.end_offset <= opened.log_end_offset:
-            opened.advance_log_start(output.end_offset)
 
 
 def _check_sizes(path: str, body: Manifest, opened: Log) -> None:

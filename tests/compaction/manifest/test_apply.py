@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from pyroaring import BitMap
 
 from kept.compaction.manifest import apply
-from kept.node.replicas.manifests import recover
+from kept.compaction.manifest.manifest import OutputSegment
+from kept.node.replicas.log_opener import LogOpener, Opening
+from kept.node.replicas.manifests.status import ManifestStatus
 from kept.storage import layout
 from kept.storage.errors import DamagedData
+from kept.storage.log.log import Log
 from kept.storage.types import Generation
-from tests.support.simulated_disk import SimulatedDisk
+from tests.support.given import Given
+from tests.support.installing import log_directory
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 
 
 def test_a_mark_without_its_manifest_is_damage_and_can_be_cleared() -> None:
@@ -23,25 +31,71 @@ def test_a_mark_without_its_manifest_is_damage_and_can_be_cleared() -> None:
     assert apply.read_mark("/t-0", disk) is None
 
 
-def test_a_start_completes_retention_that_a_power_cut_half_undid(world) -> None:
-    """The first segment's name is back, the second one is still on its way out."""
-    w = world(cleanup_policy=frozenset({"compact", "delete"}), segment_bytes=100)
-    for number in range(4):
-        w.append((b"k%d" % number, b"v"))
-        w.roll()
-    w.clean()
-    assert w.log.segments.bases == [0, 1, 2, 3, 4]
-    size = w.log.segments[1].size_bytes
-    w.log.segments[1].rename("", layout.DELETED)
-    state, _ = recover.before("/t-0", w.disk, False)
-    assert state is not None and state.retired == {1: size}
-    w.open()
-    state, status = recover.after("/t-0", w.disk, state, False, w.log)
-    assert state is not None and not status.lost and not state.retired
-    assert w.log.segments.bases == [0, 2, 3, 4] and w.log.log_start_offset == 2
-    w.log.delete_old_segments(w.now, w.log.log_end_offset, by_policy=False)
-    assert w.log.segments.bases == [2, 3, 4]
-    w.log.check_invariants()
-    state, _ = recover.before("/t-0", w.disk, False)
-    w.open()
-    assert not recover.after("/t-0", w.disk, state, False, w.log)[1].lost
+@pytest.mark.parametrize(
+    ("retired", "start"),
+    [
+        ({10: 300, 20: 300}, 30),
+        ({10: 300}, 20),  # the next one is missing, and nothing tells why
+        ({20: 300}, 30),  # retention takes the oldest: 10 went before it
+        ({}, 0),
+        ({0: 300, 30: 300}, 0),  # names that are there, too
+        ({10: 301, 20: 299}, 0),  # inputs of a swap
+    ],
+)
+def test_where_a_log_starts_by_what_retention_was_taking(retired, start) -> None:
+    outputs = [
+        OutputSegment(base, end, BitMap([1]), size_bytes=300)
+        for base, end in ((0, 10), (10, 20), (20, 30), (30, 100))
+    ]
+    found: Any = Given(segments=outputs)
+    assert apply._log_start(found, {0, 30, 40}, retired) == start
+
+
+def start_of(w, disk) -> tuple[Log, ManifestStatus]:
+    """A node's start."""
+    opener: Any = LogOpener(
+        Given(disk=disk, now_ms=lambda: w.now),
+        Given(current__producer_id_expiration_ms=1000),
+        Given(node_id=1),
+    )
+    log = w.log
+    opening = Opening(log.topic_partition, log.topic_id, Given(replicas=(1, 2)), w.config)
+    opening.directory = Given(directory=log_directory(w.log.directory, disk))
+    opened, _, status = opener._open(opening)
+    return opened, status
+
+
+@pytest.mark.parametrize("how", ["kill", "power"])
+def test_a_start_completes_retention_that_a_power_cut_half_undid(world, how) -> None:
+    """The first segment's name is back, the second one is still on its way out. It is told no more
+    once that file is gone, so the log start is durable before, wherever the start ends.
+    """
+    call = 0
+    while True:
+        call += 1
+        w = world(cleanup_policy=frozenset({"compact", "delete"}), segment_bytes=100)
+        for number in range(4):
+            w.append((b"k%d" % number, b"v"))
+            w.roll()
+        w.clean()
+        assert w.log.segments.bases == [0, 1, 2, 3, 4]
+        w.log.segments[1].rename("", layout.DELETED)
+        w.disk.fsync_dir(w.log.directory)
+        w.disk.crash_at(w.disk.calls + call)
+        try:
+            start_of(w, w.disk)
+            crashed = False
+        except SimulatedCrash:
+            crashed = True
+        disk = w.disk.after_kill() if how == "kill" else w.disk.after_power_loss(call)
+        log, status = start_of(w, disk)
+        assert not status.lost and status.applied is not None
+        assert log.segments.bases == [0, 2, 3, 4] and log.log_start_offset == 2
+        log.delete_old_segments(w.now, log.log_end_offset, by_policy=False)
+        assert log.segments.bases == [2, 3, 4]
+        log.check_invariants()
+        log, status = start_of(w, disk.after_kill())
+        assert not status.lost and log.segments.bases == [2, 3, 4]
+        if not crashed:
+            break
+    assert call > 10

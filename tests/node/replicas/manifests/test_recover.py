@@ -30,9 +30,7 @@ def body(ref: ManifestRef, *segments: OutputSegment) -> Any:
 def opened(end: int, sizes: dict[int, int] | None = None, start: int = 0) -> Any:
     """A log with segments of these sizes."""
     segments = [Given(base_offset=base, size_bytes=size) for base, size in (sizes or {}).items()]
-    log = Given(segments=segments, log_start_offset=start, log_end_offset=end)
-    log.advance_log_start = lambda offset: setattr(log, "log_start_offset", offset)
-    return log
+    return Given(segments=segments, log_start_offset=start, log_end_offset=end)
 
 
 @pytest.fixture
@@ -80,7 +78,7 @@ def test_what_is_applied_or_held_counts_up_to_the_logs_end(disk, monkeypatch, fo
     applied, held = found
     marked: list[Generation] = []
     generation = None if applied is None else applied.generation
-    state: Any = Given(applied=generation, retired={})
+    state: Any = Given(applied=generation)
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
     monkeypatch.setattr(manifest_store, "applied", lambda *given: marked.append(given[2]))
     monkeypatch.setattr(manifest_store, "body", lambda *_: body(applied))
@@ -97,7 +95,7 @@ def test_what_is_applied_or_held_counts_up_to_the_logs_end(disk, monkeypatch, fo
 def test_whether_the_log_is_complete_is_known_of_what_is_held_and_not_applied(
     disk, monkeypatch, applied, log_end, complete
 ):
-    state: Any = Given(applied=applied.generation, retired={})
+    state: Any = Given(applied=applied.generation)
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
     monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
     monkeypatch.setattr(manifest_store, "body", lambda *_: body(applied))
@@ -126,7 +124,7 @@ def test_a_segment_that_was_cut_since_it_was_compacted_is_noticed(
         OutputSegment(0, 40, BitMap([1]), size_bytes=500),
         OutputSegment(40, 100, BitMap([1]), size_bytes=300),
     ]
-    state: Any = Given(applied=OLD.generation, retired={})
+    state: Any = Given(applied=OLD.generation)
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
     monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
     monkeypatch.setattr(manifest_store, "body", lambda *_: body(OLD, *outputs))
@@ -148,7 +146,7 @@ def test_a_cut_of_the_log_is_no_damage_of_what_was_compacted(disk, monkeypatch, 
         OutputSegment(0, 40, BitMap([1]), size_bytes=500),
         OutputSegment(40, 100, BitMap([1]), size_bytes=300),
     ]
-    state: Any = Given(applied=OLD.generation, retired={})
+    state: Any = Given(applied=OLD.generation)
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
     monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
     monkeypatch.setattr(manifest_store, "body", lambda *_: body(OLD, *outputs))
@@ -160,42 +158,24 @@ def test_a_cut_of_the_log_is_no_damage_of_what_was_compacted(disk, monkeypatch, 
     assert "log ends below its manifest" in said and "level=error" not in said
 
 
-@pytest.mark.parametrize(
-    ("retired", "start", "lost"),
-    [
-        ({10: 300, 20: 300}, 0, None),
-        ({10: 300}, 0, 20),
-        ({20: 300}, 0, None),  # retention takes the oldest: 10 went before it
-        ({}, 30, None),
-        ({}, 25, 20),
-        ({}, 0, 10),
-        ({0: 300, 30: 300}, 0, 10),  # names that are there, too
-        ({10: 301, 20: 299}, 0, 10),  # inputs of a swap
-    ],
-)
-def test_retention_that_a_power_cut_half_undid_is_no_loss(
-    disk, monkeypatch, capsys, *, retired, start, lost
+@pytest.mark.parametrize(("start", "lost"), [(30, None), (25, 20), (0, 10)])
+def test_what_is_missing_below_the_log_start_is_lost_to_nobody(
+    disk, monkeypatch, capsys, start, lost
 ):
-    """It renames 0, 10 and 20, and the first name is back: nobody synced them. The log starts above
-    what went, or the next start, which finds no retired files, would take it for a loss.
-    """
     outputs = [
         OutputSegment(base, end, BitMap([1]), size_bytes=300)
         for base, end in ((0, 10), (10, 20), (20, 30), (30, 100))
     ]
+    state: Any = Given(applied=OLD.generation)
     monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
     monkeypatch.setattr(manifest_store, "body", lambda *_: body(OLD, *outputs))
     monkeypatch.setattr(manifest_store, "load", lambda *_: OLD)
-    monkeypatch.setattr(apply, "complete_swap", lambda *_: given)
-    given: Any = Given(applied=OLD.generation, retired=retired)
+    monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
     log = opened(100, {0: 300, 30: 300, 40: 0}, start)
-    left, status = recover.after(PATH, disk, given, False, log)
+    left, status = recover.after(PATH, disk, state, False, log)
     said = capsys.readouterr().err
     if lost is None:
-        assert left is given and status == ManifestStatus(OLD, OLD) and not said
-        assert log.log_start_offset == 30
-        given = Given(applied=OLD.generation, retired={})
-        assert recover.after(PATH, disk, given, False, log)[1] == ManifestStatus(OLD, OLD)
+        assert left is state and status == ManifestStatus(OLD, OLD) and not said
     else:
         assert left is None and status == ManifestStatus(lost=True)
         assert f"{lost:020}.log: damaged at byte 0" in said

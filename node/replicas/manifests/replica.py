@@ -313,8 +313,9 @@ class ReplicaManifests:
                 self._forget_applied(self._files.lose)
             case ev.ReportMissing(ref, offset):
                 adopted = self._hosted.directory.directory.adopted
-                self.retry_schedule.missing(named(ref), offset, adopted=adopted)
-                self.retry_schedule.wait_no_longer()  # the log is cut before that is tried again
+                self.retry_schedule.missing(
+                    named(ref), offset, epoch=self.core.leader_epoch, adopted=adopted
+                )
                 self.schedule_pull()
             case ev.TruncateLog(offset):
                 self._cut_log(offset)
@@ -437,10 +438,7 @@ class ReplicaManifests:
         if record is not None and record.isr != (self._context.identity.node_id,):
             self._resign(record, LACKS_A_RECORD)
         else:
-            self.retry_schedule.reason = (
-                f"the record at offset {offset} survives in generation {named(ref)}, and is "
-                "missing here; no other replica is in sync that might have it"
-            )
+            self.retry_schedule.missing_everywhere(named(ref), offset, epoch=self.core.leader_epoch)
 
     def _stopped(
         self, work: ManifestWork, what: str, ref: ManifestRef | None, error: BaseException

@@ -21,6 +21,10 @@ RETRY_MAX_S: Final = 300.0
 """What failed is tried again after a second, then after twice as long each time."""
 ADOPTED: Final = "Apache Kafka compacted each replica on its own before it was adopted"
 
+REMEDY: Final = (
+    "Start the replica that may have it, or put the damaged file back and start this node anew"
+)
+
 
 @dataclass(slots=True)
 class RetrySchedule:
@@ -35,13 +39,19 @@ class RetrySchedule:
     count: int = 0
     retry_at_ms: int | None = None
     """When it is tried again; None: not before somebody says so."""
+    _said: tuple[object, ...] | None = None
+    """The failure that was said last: it is news once."""
+    _lacks: tuple[object, ...] | None = None
+    """The record that is missing, as was said last."""
     _timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
     def failed(self, what: str, generation: str, error: BaseException) -> None:
         """Say so, and try again later; what a check has stopped waits for somebody to ask."""
         self.reason = client_message(error)
         self.count += 1
-        log.error(
+        failure = (what, generation, str(error))
+        known, self._said = failure == self._said, failure
+        (log.info if known else log.error)(
             what,
             topic=self.topic_partition.topic,
             partition=self.topic_partition.partition,
@@ -57,8 +67,16 @@ class RetrySchedule:
         self.retry_at_ms = self.runtime.now_ms() + int(1000 * wait_s)
         self._timer = self.runtime.loop.call_later(wait_s, self.retry)
 
-    def missing(self, generation: str, offset: int, *, adopted: bool) -> None:
-        """A record that a manifest lists is not here. ``adopted``: the directory was Kafka's."""
+    def missing(self, generation: str, offset: int, *, epoch: int, adopted: bool) -> None:
+        """A record that a manifest lists is not here. ``adopted``: the directory was Kafka's.
+
+        The log is cut before the manifest is tried again. That waits where the leader of this
+        ``epoch`` has sent what is there already: it lacks the record, too.
+        """
+        if not self._is_news(epoch, generation, offset):
+            self.reason = f"{self._lacking(generation, offset)}; its leader does not send it"
+            return
+        self.wait_no_longer()
         (log.warning if adopted else log.error)(
             "a record that the leader has is missing here",
             topic=self.topic_partition.topic,
@@ -68,6 +86,31 @@ class RetrySchedule:
             why=f"{ADOPTED if adopted else 'damage, or an unclean election'}; the log is cut "
             "there and fetched again",
         )
+
+    def missing_everywhere(self, generation: str, offset: int, *, epoch: int) -> None:
+        """As :meth:`missing`, at a leader without another member of the ISR. It is tried on: the
+        record may come back.
+        """
+        self.reason = (
+            f"{self._lacking(generation, offset)}; no other replica is in sync that might have it. "
+            f"{REMEDY}"
+        )
+        if self._is_news(epoch, generation, offset):
+            log.warning(
+                "a record that survives is missing on all replicas in sync",
+                topic=self.topic_partition.topic,
+                partition=self.topic_partition.partition,
+                offset=offset,
+                generation=generation,
+                why=f"nothing is compacted here, and no replica joins, until it is back. {REMEDY}",
+            )
+
+    def _lacking(self, generation: str, offset: int) -> str:
+        return f"the record at offset {offset} survives in generation {generation}, and is missing"
+
+    def _is_news(self, *lacks: object) -> bool:
+        known, self._lacks = lacks == self._lacks, lacks
+        return not known
 
     def wait_no_longer(self) -> None:
         """Nothing is tried by itself any more."""
@@ -80,3 +123,4 @@ class RetrySchedule:
         """It succeeded, or nobody wants it any more."""
         self.wait_no_longer()
         self.reason, self.count = "", 0
+        self._said = self._lacks = None

@@ -311,7 +311,9 @@ def test_a_log_is_cut_where_a_record_is_missing(
 
 
 def test_a_cut_that_fails_is_tried_after_longer_and_longer_waits(replica, monkeypatch) -> None:
-    """Pulls come each second meanwhile: they are no reason to say it again."""
+    """Pulls come each second meanwhile: they are no reason to say it again, and each try that fails
+    as the one before is no news.
+    """
     tried: list[int] = []
 
     def cut(_: Any, offset: int) -> None:
@@ -319,8 +321,11 @@ def test_a_cut_that_fails_is_tried_after_longer_and_longer_waits(replica, monkey
         raise DAMAGED
 
     monkeypatch.setattr(FollowerReplica, "cut_to_fetch_again", cut)
-    said: list[int] = []
-    monkeypatch.setattr(retry.log, "error", lambda _, **fields: said.append(fields["failures"]))
+    said: dict[str, list[int]] = {"error": [], "info": []}
+    for level, failures in said.items():
+        monkeypatch.setattr(
+            retry.log, level, lambda _, said=failures, **fields: said.append(fields["failures"])
+        )
     waits: list[float] = []
     loop = Given(call_later=lambda wait_s, _: waits.append(wait_s) or Given(cancel=lambda: None))
     runtime = Given(loop=loop, now_ms=lambda: 0)
@@ -329,7 +334,7 @@ def test_a_cut_that_fails_is_tried_after_longer_and_longer_waits(replica, monkey
         for _ in range(3):
             replica.perform(ev.TruncateLog(7))
         replica.retry()  # when its time has come
-    assert tried == [7] * 12 and said == list(range(1, 13))
+    assert tried == [7] * 12 and said == {"error": [1], "info": list(range(2, 13))}
     assert waits[:4] == [1, 2, 4, 8] and waits[-1] == 300
     assert replica.retry_schedule.reason == DAMAGED.client_message
 
@@ -337,6 +342,28 @@ def test_a_cut_that_fails_is_tried_after_longer_and_longer_waits(replica, monkey
 def test_a_log_is_cut_at_once_though_what_lacks_the_record_has_failed(replica, calls) -> None:
     replica.perform(ev.ReportMissing(OLDER, 7))
     assert calls == ["no wait", ("pull",)]
+
+
+def test_what_the_leader_does_not_send_is_fetched_again_after_longer_and_longer_waits(
+    replica, calls, capsys
+) -> None:
+    """Its leader lacks the record, too, and is alone: all would be fetched in a circle."""
+    for epoch, ref, offset, cut_at_once in (
+        (3, OLDER, 7, True),
+        (3, OLDER, 7, False),
+        (3, OLDER, 7, False),
+        (3, OLDER, 9, True),
+        (3, NEWER, 9, True),
+        (4, NEWER, 9, True),
+        (4, NEWER, 9, False),
+    ):
+        replica.core.leader_epoch = epoch
+        calls.clear()
+        replica.perform(ev.ReportMissing(ref, offset))
+        assert calls == ["no wait"] * cut_at_once + [("pull",)]
+        assert ("its leader does not send it" in replica.retry_schedule.reason) is not cut_at_once
+        replica.retry_schedule.reason = ""
+    assert capsys.readouterr().err.count("is missing here") == 4
 
 
 def test_a_cut_that_meets_a_bug_is_no_damage(replica, monkeypatch) -> None:
@@ -648,6 +675,33 @@ def test_a_leader_that_lacks_a_survivor_has_another_member_lead(
     assert calls == [failed, ev.ApplyAborted(OLDER, 17), *expected]
     told = "offset 17 survives in generation 1.5" in replica.retry_schedule.reason
     assert told is (not expected)
+
+
+def test_a_lone_leader_that_lacks_a_survivor_says_once_what_to_do(replica, capsys) -> None:
+    """It tries every five minutes in the end: that is no news."""
+
+    async def bring(*_: Any) -> None:
+        raise PassFailed("torn", "LogsDiffer", 17)
+
+    change(replica.core, **APPLIES)
+    replica._context.metadata.image.record = record((1,))
+    opened(replica, bring=bring)
+    loop = Given(call_later=lambda *_: Given(cancel=lambda: None))
+    runtime: Any = Given(loop=loop, now_ms=lambda: 0)
+    schedule = RetrySchedule(runtime, replica._context.counters, TP, replica.retry)
+    replica.retry_schedule = schedule
+    for tries in range(1, 13):
+        replica._works.add(work := ManifestWork())
+        asyncio.run(replica._apply(OLDER, work))
+        assert schedule.count == tries and schedule.retry_at_ms is not None
+        assert "offset 17 survives" in schedule.reason and retry.REMEDY in schedule.reason
+    said = capsys.readouterr().err
+    (warning,) = [line for line in said.splitlines() if "level=warning" in line]
+    assert "topic=orders partition=0 offset=17 generation=1.5" in warning
+    assert retry.REMEDY in warning
+    assert said.count("level=error") == 1 and said.count("failures=12") == 1
+    schedule.over()
+    assert schedule.reason == ""
 
 
 @pytest.mark.parametrize(

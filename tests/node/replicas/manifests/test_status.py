@@ -81,7 +81,7 @@ def test_what_a_check_stopped_waits_for_somebody(monkeypatch) -> None:
 
 @pytest.mark.parametrize("adopted", [True, False])
 def test_a_missing_record_is_an_error_unless_kafka_compacted_here(adopted, capfd) -> None:
-    Clock().retry_schedule.missing("1.5", 42, adopted=adopted)
+    Clock().retry_schedule.missing("1.5", 42, epoch=1, adopted=adopted)
     said = capfd.readouterr().err
     assert ("level=warning" in said, "level=error" in said) == (adopted, not adopted)
     assert "offset=42" in said and "generation=1.5" in said

@@ -34,9 +34,11 @@ class ShardCore(StateMachine[Event_contra, Effect_co], Protocol[Event_contra, Ef
         ...
 
     def unload(self) -> tuple[Effect_co, ...]:
-        """Another node leads now, or this one failed: forget all. Whoever waits gets
-        NOT_COORDINATOR.
-        """
+        """Another node leads now, or this one failed: whoever waits gets NOT_COORDINATOR."""
+        ...
+
+    def release(self) -> Steps[None]:
+        """After :meth:`unload`, which nothing but this follows: give all back that is held."""
         ...
 
     def restart_timeouts(self, now_ms: int) -> tuple[Effect_co, ...]:

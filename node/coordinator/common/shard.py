@@ -290,6 +290,7 @@ class Shard(Generic[Core]):
             elif not isinstance(effect, AppendRecords):
                 self._kind.perform(self, effect)
         self._kind.unloaded(self)
+        self._runtime.slices.run(self.core.release())
 
     # Events.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 from typing import Generic, TypeVar
 
+from kept.steps import FREED_PER_STEP, Steps, freed
+
 Timer = TypeVar("Timer")
 
 Key = tuple[str, ...]
@@ -62,6 +64,13 @@ class Timers(Generic[Timer]):
             return None
         _, _, key = heapq.heappop(self._heap)
         return self._live.pop(key)[2]
+
+    def release(self) -> Steps[None]:
+        """Forget all."""
+        yield from freed(self._live)
+        while self._heap:
+            del self._heap[-FREED_PER_STEP:]
+            yield
 
     def __len__(self) -> int:
         return len(self._live)

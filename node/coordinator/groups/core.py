@@ -97,10 +97,7 @@ class GroupCore:
         self.restarted_ms = -1
         """Timeouts of members that began before this begin here."""
         self.wall_offset_ms = 0
-        self.groups: dict[str, Group] = GroupTable(self.memory)
-        self.appended = OffsetStore(self.memory)
-        self.committed = OffsetStore(self.memory)
-        self.transactions = OpenTransactions(self.memory)
+        self._hold_nothing()
         self.timers: Timers[Timer] = Timers()
         self.pending: dict[int, PendingAppend] = {}
         self._undecided: dict[int, set[OffsetCommitKey]] = {}
@@ -114,6 +111,7 @@ class GroupCore:
         """Deleted topics that no sweep has begun with."""
         self._retried_topics: dict[str, set[UUID]] = {}
         """Those that a sweep left offsets of, until SweepTopics."""
+        self._given_up: tuple[GroupTable | OffsetStore | OpenTransactions, ...] = ()
         self._last_append = 0
         self._effects: list[Effect] = []
         self.membership = GroupMembership(self)
@@ -183,11 +181,20 @@ class GroupCore:
         self.pending.clear()
         self._undecided.clear()
         self._deferred.clear()
-        self.groups.clear()
-        self.appended.clear()
-        self.committed.clear()
-        self.transactions.clear()
+        self._given_up = self.groups, self.appended, self.committed, self.transactions
+        self._hold_nothing()
         return self._drain_effects()
+
+    def _hold_nothing(self) -> None:
+        self.groups, self.transactions = GroupTable(self.memory), OpenTransactions(self.memory)
+        self.appended, self.committed = OffsetStore(self.memory), OffsetStore(self.memory)
+
+    def release(self) -> Steps[None]:
+        """See :meth:`.core.ShardCore.release`."""
+        given_up, self._given_up = self._given_up, ()
+        yield from self.timers.release()
+        for table in given_up:
+            yield from table.release()
 
     # Events.
 

@@ -633,8 +633,10 @@ class GroupMembership:
     def unload(self, group: Group, error: ErrorCode) -> None:
         """Send everybody who waits away."""
         for member in group.members.values():
-            self._respond_join(member, ev.JoinResult(error, member.member_id))
-            self._respond_sync(member, ev.SyncResult(error))
+            if member.awaiting_join is not None:
+                self._respond_join(member, ev.JoinResult(error, member.member_id))
+            if member.awaiting_sync is not None:
+                self._respond_sync(member, ev.SyncResult(error))
 
     def check_invariants(self, group: Group) -> None:
         """Raise InvariantViolation when a group could wait for ever."""

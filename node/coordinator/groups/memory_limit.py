@@ -15,11 +15,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.steps import freed
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from kept.node.coordinator.groups.group import Group
     from kept.node.coordinator.groups.records import GroupRecord
+    from kept.steps import Steps
 
 GROUP_BYTES: Final = 1024
 """A group without its members: objects, timers, its place in tables."""
@@ -106,8 +109,12 @@ class GroupTable(dict[str, "Group"]):
         group.count_out()
         return group
 
-    def clear(self) -> None:
+    def release(self) -> Steps[None]:
         """Take all out."""
-        for group in self.values():
+        while self:
+            _, group = self.popitem()
             group.count_out()
-        super().clear()
+            yield from freed(group.members)
+            yield from freed(group.static_members)
+            yield from freed(group.pending_join)
+            yield

@@ -13,6 +13,7 @@ from msgspec import Struct
 from kept.node.coordinator.groups.group import EMPTY, STABLE, Group
 from kept.node.coordinator.groups.memory_limit import OFFSET_BYTES, SHORT_METADATA, GroupMemory
 from kept.node.coordinator.groups.records import OffsetCommitKey, OffsetCommitValue
+from kept.steps import Steps, freed
 from kept.storage.errors import InvariantViolation
 
 
@@ -88,10 +89,14 @@ class OffsetStore:
         self._size_bytes += more_bytes
         self._memory.used_bytes += more_bytes
 
-    def clear(self) -> None:
+    def release(self) -> Steps[None]:
         """Forget all."""
         self._count(-self._size_bytes)
-        self._groups.clear()
+        while self._groups:
+            _, topics = self._groups.popitem()
+            while topics:
+                yield from freed(topics.popitem()[1])
+                yield
 
     def of_group(self, group: str) -> dict[str, dict[int, StoredOffset]]:
         """Topic to partition to offset of a group; not to be changed."""
@@ -163,11 +168,15 @@ class OpenTransactions:
             if not holders:
                 del self._holders[key.group]
 
-    def clear(self) -> None:
+    def release(self) -> Steps[None]:
         """Forget all."""
-        self._memory.used_bytes -= sum(offset_bytes(stored) for _, stored in self)
-        self._producers.clear()
-        self._holders.clear()
+        while self._holders:
+            yield from freed(self._holders.popitem()[1])
+        while self._producers:
+            _, offsets = self._producers.popitem()
+            while offsets:
+                self._memory.used_bytes -= offset_bytes(offsets.popitem()[1])
+                yield
 
     def holds(self, key: OffsetCommitKey) -> bool:
         """Whether an open transaction commits that partition's offset."""

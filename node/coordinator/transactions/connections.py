@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from kept.client.protocol.api_keys import ApiKey
 from kept.node.coordinator.transactions.events import ClientConnection
+from kept.steps import Steps
 
 _FIELDS: Final = {
     ApiKey.ADD_PARTITIONS_TO_TXN: "add_partitions",
@@ -87,7 +88,9 @@ class ConnectionOrder:
         """The id is gone."""
         self._newest.pop(transactional_id, None)
 
-    def retain(self, transactional_ids: Container[str]) -> None:
+    def retain(self, transactional_ids: Container[str]) -> Steps[None]:
         """Forget all other ids."""
-        for gone in [i for i in self._newest if i not in transactional_ids]:
-            del self._newest[gone]
+        for known in tuple(self._newest):
+            if known not in transactional_ids:
+                del self._newest[known]
+            yield

@@ -65,7 +65,7 @@ from kept.node.coordinator.transactions.transactional_id import (
 )
 from kept.node.runtime.counters import REQUEST_BUCKETS
 from kept.node.runtime.histogram import Histogram
-from kept.steps import Steps
+from kept.steps import Steps, freed
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import MAX_INT32, NO_PRODUCER_ID, TopicPartition
 
@@ -158,6 +158,8 @@ class TransactionCore:
         """Ids with a completion that is in the log and not committed yet, and its append."""
         self._awaiting_producer_id: deque[ev.ClientRequest | Timeout] = deque()
         self._fresh_producer_id: int | None = None
+        self._given_up: tuple[dict[Any, Any], ...] = ()
+        self._released_ids = TransactionalIds()
         self._last_append = 0
         self._effects: list[ev.Effect] = []
 
@@ -182,7 +184,7 @@ class TransactionCore:
     def loaded(self, now_ms: int) -> Steps[tuple[ev.Effect, ...]]:
         """All records are replayed: timeouts begin, and transactions that were ending go on."""
         self.now_ms = now_ms
-        self._connections.retain(self.ids)
+        yield from self._connections.retain(self.ids)
         for transactional_id, held in self._unfinished.items():
             metadata = held.committed
             if metadata is None:
@@ -202,19 +204,33 @@ class TransactionCore:
     def unload(self) -> tuple[ev.Effect, ...]:
         """Another node leads the partition now: whoever waits gets NOT_COORDINATOR."""
         waiting = [p.request for p in self.pending.values() if p.request is not None]
-        waiting += [e for held in self.ids.active() for e in held.parked]
+        waiting += [e for held in self._pending_ids() for e in held.parked]
         waiting += [e for e in self._awaiting_producer_id if not isinstance(e, Timeout)]
         for event in waiting:
             self._respond_failed(event, ErrorCode.not_coordinator)
-        self._memory.used_bytes -= self.ids.counted_bytes()
-        self.ids.clear()
-        self._unfinished.clear()
         self.pending.clear()
-        self.timers = Timers()
-        self._ending.clear()
-        self._completing.clear()
         self._awaiting_producer_id.clear()
+        self._given_up = self._unfinished, self._ending, self._completing
+        self._unfinished, self._ending, self._completing = {}, {}, {}
+        self._released_ids, self.ids = self.ids, TransactionalIds()
         return self._drain_effects()
+
+    def _pending_ids(self) -> Iterator[TransactionalId]:
+        """Those that may have parked requests."""
+        changing = (name for pending in self.pending.values() for name in pending.transitions)
+        for name in dict.fromkeys((*self._unfinished, *changing)):
+            if name in self.ids:
+                yield self.ids[name]
+
+    def release(self) -> Steps[None]:
+        """See :meth:`.core.ShardCore.release`."""
+        given_up, self._given_up = self._given_up, ()
+        ids, self._released_ids = self._released_ids, TransactionalIds()
+        self._unchecked = None
+        yield from self.timers.release()
+        for table in given_up:
+            yield from freed(table)
+        yield from ids.release(self._memory)
 
     def restart_timeouts(self, now_ms: int) -> tuple[ev.Effect, ...]:
         """This process did not run for a while: open transactions get the time back."""

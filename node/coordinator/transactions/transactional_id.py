@@ -17,6 +17,7 @@ from msgspec import Struct
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions import transaction as txn
 from kept.node.coordinator.transactions.records import TransactionMetadata, TransactionState
+from kept.steps import Steps
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import MAX_INT32, NO_PRODUCER_ID, TopicPartition
 
@@ -166,10 +167,6 @@ class TransactionalIds(MutableMapping[str, TransactionalId]):
         if isinstance(held, TransactionalId):
             self[name] = held
 
-    def active(self) -> Iterator[TransactionalId]:
-        """Those that do not rest."""
-        return (held for held in self._held.values() if isinstance(held, TransactionalId))
-
     def states(self) -> Iterator[TransactionState]:
         """That of each id, as they are now: they may change meanwhile."""
         for held in tuple(self._held.values()):
@@ -178,12 +175,13 @@ class TransactionalIds(MutableMapping[str, TransactionalId]):
             elif held.committed is not None:
                 yield held.committed.state
 
-    def counted_bytes(self) -> int:
-        """What all of them are counted with in the memory of the node's ids."""
-        return sum(
-            size_bytes(name, held.counted if isinstance(held, TransactionalId) else 0)
-            for name, held in self._held.items()
-        )
+    def release(self, memory: IdMemory) -> Steps[None]:
+        """Forget all, and count them out of the memory of the node's ids."""
+        while self._held:
+            name, held = self._held.popitem()
+            partitions = held.counted if isinstance(held, TransactionalId) else 0
+            memory.used_bytes -= size_bytes(name, partitions)
+            yield
 
 
 _STATES: Final = tuple(TransactionState)

@@ -23,6 +23,16 @@ from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.group import Group
 from kept.node.coordinator.groups.memory_limit import GROUP_BYTES, GroupMemory, GroupTable
+from kept.node.coordinator.groups.records import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    GroupRecord,
+    MemberMetadata,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+from kept.steps import finished
+from tests.support.allocations import freed_by_steps, traced
 
 TOPIC_ID = uuid.UUID(int=9)
 
@@ -158,9 +168,44 @@ def test_all_groups_are_limited_together_over_all_partitions() -> None:
     assert other.answers[late].error.name == "coordinator_not_available", "it may come back"
     assert other.refusals == ["kept.groups.max.bytes"] and "b" not in other.core.groups
     one.core.unload()
+    assert memory.used_bytes > 0
+    finished(one.core.release())
     assert memory.used_bytes == 0
     again = other.join("b", size=60_000)
     assert again not in other.answers or other.answers[again].error.name == "none"
+
+
+def member(n: int) -> MemberMetadata:
+    return MemberMetadata(f"member-{n}", f"i-{n}", "client", "/host", 1, 1, bytes(40), bytes(40))
+
+
+@pytest.mark.parametrize("kind", ["members", "offsets", "transactional offsets"])
+def test_what_a_partition_held_is_freed_a_little_at_a_time(kind) -> None:
+    """To drop half a million offsets at a stretch holds the loop for half a second."""
+    with traced():
+        core, many = GroupCore(ev.GroupSettings()), 3000
+        if kind == "members":
+            members = tuple(member(n) for n in range(many))
+            value = GroupMetadataValue("consumer", 1, "range", "member-0", -1, members)
+            del members
+            core.replay(GroupRecord(GroupMetadataKey("g"), value), 0)
+            del value
+        else:
+            producer_id = -1 if kind == "offsets" else 7
+            for n in range(many):
+                stored = OffsetCommitValue(n, f"metadata of {n}", 1)
+                core.replay(GroupRecord(OffsetCommitKey("g", "t", n), stored), n, producer_id)
+        finished(core.loaded(0))
+        assert core.memory.used_bytes > 100 * many
+        core.unload()
+        steps = core.release()
+        next(steps)
+        core.unload()  # a second time, as by a load that fails later
+        total, largest = freed_by_steps(steps)
+        assert total > 100 * many and largest < total // 4
+        assert core.memory.used_bytes == 0 and len(core.timers) == 0
+        assert not (core.groups or core.appended.groups() or core.committed.groups())
+        core.check_invariants()
 
 
 def test_ids_that_are_given_out_count_until_their_time_is_over() -> None:
@@ -310,7 +355,9 @@ def test_records_that_wait_are_counted_out_when_they_fail_or_the_shard_goes(end:
     shell.join("c")
     assert (memory.records_bytes > 20 * 512) == shell.hold
     shell.carry_out(shell.core.unload())
-    assert memory.used_bytes == memory.records_bytes == 0
+    assert memory.records_bytes == 0
+    finished(shell.core.release())
+    assert memory.used_bytes == 0
 
 
 def test_groups_that_fill_the_memory_do_not_end_the_commits_of_others() -> None:
@@ -371,6 +418,7 @@ def test_offsets_of_transactions_are_limited_and_counted_out(is_commit: bool) ->
     assert is_commit or shell.used == before
     shell.commit("g", 1, producer=TransactionalProducer(1, 0))
     shell.carry_out(shell.core.unload())
+    finished(shell.core.release())
     assert shell.used == 0 and not list(shell.core.transactions)
 
 
@@ -405,5 +453,5 @@ def test_groups_count_for_as_long_as_they_are_in_the_table() -> None:
     assert memory.used_bytes == 2 * GROUP_BYTES + 102 and "b" not in table
     assert table.pop("nobody", 7) == 7 and table.pop("c") is not None
     assert memory.used_bytes == GROUP_BYTES + 2 and list(table) == ["a"]
-    table.clear()
+    finished(table.release())
     assert memory.used_bytes == 0 and not table

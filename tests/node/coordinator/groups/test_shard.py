@@ -219,6 +219,18 @@ async def test_unloading_writes_what_is_staged_and_answers_all() -> None:
 
 
 @run
+async def test_what_an_unloaded_shard_held_is_freed_in_slices() -> None:
+    partition = await filled(3000)
+    f = ShardFixture(partition)
+    await until(lambda: f.read)
+    memory, core = f.shard.core.memory, f.shard.core
+    assert len(core.groups) == 50 and memory.used_bytes > 0
+    f.shard.unload()
+    assert not core.groups and memory.used_bytes > 0
+    await until(lambda: not memory.used_bytes)
+
+
+@run
 async def test_timers_fire_on_the_loop() -> None:
     f = ShardFixture()
     joined = await result(f.join(session_ms=30))

@@ -16,6 +16,7 @@ from kept.node.coordinator.common.events import (
     AppendRecords,
     AppendRejected,
     EndMarker,
+    Response,
 )
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions import markers as mk
@@ -41,6 +42,7 @@ from kept.steps import finished
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import TopicPartition
 from tests.node.coordinator.transactions.histories import History, Image
+from tests.support.allocations import freed_by_steps, traced
 
 P0, P1, P2 = (TopicPartition("orders", n) for n in range(3))
 
@@ -197,8 +199,9 @@ def test_memory_of_ids_is_limited_and_given_back() -> None:
     for record in told.log:
         again.replay(record)
     assert memory.used_bytes == 2 * used
-    again.unload()
-    told.core.unload()
+    for core in (again, told.core):
+        core.unload()
+        finished(core.release())
     assert memory.used_bytes == 0
 
 
@@ -235,6 +238,42 @@ def test_memory_of_ids_is_counted_as_it_is(partitions: int, is_used: bool) -> No
         tracemalloc.stop()
     least = 0.35 if not (partitions or is_used) else 0.75
     assert least < held_bytes / memory.used_bytes < 4 / 3
+
+
+@pytest.mark.parametrize("state", [txn.ONGOING, txn.COMPLETE_COMMIT])
+def test_what_a_partition_held_is_freed_a_little_at_a_time(state) -> None:
+    """There may be a million ids."""
+    with traced():
+        memory, many = IdMemory(), 3000
+        settings = ev.TransactionSettings(**History().settings)
+        core = TransactionCore(settings, 0, 1, memory=memory)
+        joined = frozenset({P0}) if state is txn.ONGOING else frozenset()
+        for n in range(many):
+            start_ms = 1 if joined else -1
+            metadata = TransactionMetadata(n, 3, 60_000, state, joined, start_ms, 1)
+            core.replay(TransactionRecord(_name(n), metadata))
+            del metadata
+        finished(core.loaded(0))
+        core.unload()
+        assert not core.ids and memory.used_bytes > 300 * many
+        steps = core.release()
+        next(steps)
+        core.unload()  # a second time, as by a load that fails later
+        total, largest = freed_by_steps(steps)
+        assert total > 90 * many and largest < total // 4
+        assert memory.used_bytes == 0 and len(core.timers) == 0
+        core.check_invariants()
+
+
+def test_requests_that_wait_for_another_are_refused_as_the_partition_goes() -> None:
+    """They are found without a look at all ids."""
+    told = history("init bank", "add bank as 7/0 orders-0", "hold appends")
+    told.run("commit bank as 7/0")
+    told.run("add bank as 7/0 orders-1")
+    (parked,) = told.core.ids["bank"].parked
+    effects = told.core.unload()
+    results = {e.request: e.result for e in effects if isinstance(e, Response)}
+    assert results[parked.request].error is ErrorCode.not_coordinator
 
 
 def _name(n: int) -> str:
@@ -316,5 +355,7 @@ def test_connections_of_forgotten_ids_are_forgotten() -> None:
     assert not order.is_stale("bank", (7, 0), ev.ClientConnection(5, 26))
     assert order.is_stale("bank", (7, 0), ev.ClientConnection(4, 26))
     assert not order.is_stale("bank", (7, 0), ev.ClientConnection(4, 24))
-    order.retain({"shop"})
+    assert not order.is_stale("shop", (8, 0), ev.ClientConnection(6, 26))
+    steps = order.retain({"shop"})
+    assert [next(steps, "end") for _ in range(3)] == [None, None, "end"], "an id a step"
     assert not order.is_stale("bank", (7, 0), ev.ClientConnection(4, 26))

@@ -98,7 +98,9 @@ _WAITING, _SERVED, _KNOWN = range(3)
 """Ranks of connections: one waits for a request, or for what comes of a login (a refused one waits
 long); or its request is served, to anybody or to whoever has logged in."""
 _ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
-_HELD: Final = frozenset({"/api/v1/records", "/api/v1/compaction"})
+_HELD: Final = frozenset(
+    {"/api/v1/records", "/api/v1/cleaner", "/api/v1/compaction", "/api/v1/compaction/lost"}
+)
 _HELD_BELOW: Final = ("/api/v1/topics", "/api/v1/groups", "/api/v1/transactions")
 
 

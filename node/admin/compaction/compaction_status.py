@@ -465,12 +465,12 @@ class CleanerView:
             UncleanableLog(
                 *tp, failure.reason, failure.count, -1 if failure.stopped else failure.retry_at_ms
             )
-            for tp, failure in sorted(cleaner.failures.all().items())
+            for tp, failure in sorted(cleaner.failures.all().items())[:MAX_UNCLEANABLE]
         ]
         return CleanerSummary(
             node=self.identity.node_id,
             running=running,
-            uncleanable=uncleanable[:MAX_UNCLEANABLE],
+            uncleanable=uncleanable,
             uncompiled_kernels=list(self.kernels.uncompiled),
             passes=counters.compactions,
             failures=counters.failed_compactions,

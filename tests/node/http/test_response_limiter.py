@@ -112,6 +112,20 @@ def test_lists_of_what_clients_make_have_their_turn(path):
     assert server._is_held(f"/api/v1/{path}")
 
 
+@pytest.mark.parametrize(
+    ("path", "is_held"),
+    [
+        ("cleaner", True),
+        ("compaction", True),
+        ("compaction/lost", True),
+        ("compaction/explain", False),  # a dry run of each partition
+        ("compaction/now", False),  # it may wait for passes
+    ],
+)
+def test_lists_of_compaction_have_their_turn_if_they_are_soon_made(path, is_held):
+    assert server._is_held(f"/api/v1/{path}") is is_held
+
+
 def test_while_nobody_waits_a_slow_reader_is_left_alone(counted, monkeypatch):
     monkeypatch.setattr(response_limiter, "STALLED_S", 0.01)
     lone, begun = counted

@@ -40,7 +40,11 @@ from kept.storage.errors import (
     OutOfOrderSequenceNumber,
     TransactionCoordinatorFenced,
 )
-from kept.storage.producers.verification import VerificationGuard, VerificationGuards
+from kept.storage.producers.verification import (
+    VerificationGuard,
+    VerificationGuards,
+    VerificationQuota,
+)
 from kept.storage.types import MAX_INT16, MAX_INT32, NO_LEADER_EPOCH, NO_OFFSET, NO_SEQUENCE
 
 BATCHES_KEPT: Final = 5
@@ -57,14 +61,16 @@ CANDIDATES: Final = 8
 class ProducerQuota:
     """How many producers several logs remember together: ``used`` of ``limit``. Any thread.
 
-    A node has one (``kept.producers.max``) and hands it to its log directories.
+    A node has one (``kept.producers.max``) and hands it to its log directories, with that of
+    ``verifications``.
     """
 
-    __slots__ = ("_lock", "limit", "used")
+    __slots__ = ("_lock", "limit", "used", "verifications")
 
     def __init__(self, limit: int = MOST_OF_ALL) -> None:
         self.limit = limit
         self.used = 0
+        self.verifications = VerificationQuota()
         self._lock = Lock()
 
     def add(self, more: int) -> None:
@@ -146,7 +152,7 @@ class ProducerStates:
         self._states: dict[int, ProducerState] = {}
         self._closed: dict[int, None] = {}
         """Those without an open transaction, in the order in which they are candidates to go."""
-        self.guards = VerificationGuards()
+        self.guards = VerificationGuards(self._quota.verifications)
         self._open: dict[int, int] = {}
         """First offset of each open transaction, ascending."""
         self._ended: list[tuple[int, int]] = []

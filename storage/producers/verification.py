@@ -14,12 +14,41 @@ Guards are in the memory of a leader only. Kafka: ``VerificationStateEntry``.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any, Final
 
 from kept.storage.types import NO_LEADER_EPOCH
 
 MOST_OF_A_LOG: Final = 10_000
 """Guards of a log, and epochs of coordinators; one more makes the oldest go."""
+MOST_OF_ALL: Final = 100_000
+"""Of all logs of a node, guards and epochs together: some 40 MB."""
+
+
+class VerificationQuota:
+    """What several logs hold together: one more than ``limit`` makes the oldest of all go, for what
+    is asked now is young. On the loop, but for what the last of a log does.
+    """
+
+    __slots__ = ("_entries", "limit")
+
+    def __init__(self, limit: int = MOST_OF_ALL) -> None:
+        self.limit = limit
+        self._entries: OrderedDict[tuple[int, int], dict[int, Any]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, table: dict[int, Any], producer_id: int) -> None:
+        """A log's table has one more entry."""
+        self._entries[id(table), producer_id] = table
+        while len(self._entries) > self.limit:
+            (_, oldest), its = self._entries.popitem(last=False)
+            its.pop(oldest, None)
+
+    def remove(self, table: dict[int, Any], producer_id: int) -> None:
+        """It has that entry no more."""
+        self._entries.pop((id(table), producer_id), None)
 
 
 class VerificationGuard:
@@ -44,11 +73,14 @@ class VerificationGuard:
 
 
 class VerificationGuards:
-    """The guards of a log by producer id, the oldest first."""
+    """The guards of a log by producer id, the oldest first; ``quota``: what it shares with other
+    logs.
+    """
 
-    __slots__ = ("_coordinator_epochs", "_guards")
+    __slots__ = ("_coordinator_epochs", "_guards", "_quota")
 
-    def __init__(self) -> None:
+    def __init__(self, quota: VerificationQuota | None = None) -> None:
+        self._quota = VerificationQuota() if quota is None else quota
         self._guards: dict[int, VerificationGuard] = {}
         self._coordinator_epochs: dict[int, int] = {}
 
@@ -72,11 +104,10 @@ class VerificationGuards:
         """The guard to ask with: the one that is there, unless ``epoch`` is newer."""
         guard = self._guards.get(producer_id)
         if guard is None or epoch > guard.epoch or guard.leader_epoch != leader_epoch:
-            self._guards.pop(producer_id, None)
-            _make_room(self._guards)
-            guard = self._guards[producer_id] = VerificationGuard(
+            guard = VerificationGuard(
                 epoch, sequence, is_tv2=is_tv2, leader_epoch=leader_epoch, now_ms=now_ms
             )
+            self._put(self._guards, producer_id, guard)
         elif epoch == guard.epoch:
             guard.lowest_sequence = min(guard.lowest_sequence, sequence)
         return guard
@@ -84,9 +115,7 @@ class VerificationGuards:
     def note_coordinator_epoch(self, producer_id: int, epoch: int) -> None:
         """A producer's coordinator said yes, which is known to be in that leader epoch."""
         epoch = max(epoch, self.coordinator_epoch(producer_id))
-        self._coordinator_epochs.pop(producer_id, None)
-        _make_room(self._coordinator_epochs)
-        self._coordinator_epochs[producer_id] = epoch
+        self._put(self._coordinator_epochs, producer_id, epoch)
 
     def coordinator_epoch(self, producer_id: int) -> int:
         """The leader epoch below which markers of a producer are outdated; -1: not known."""
@@ -96,7 +125,7 @@ class VerificationGuards:
         """A batch of a transaction is in the log: it is open here, and nobody needs to ask."""
         guard = self._guards.get(producer_id)
         if guard is not None and guard.epoch <= epoch:
-            del self._guards[producer_id]
+            self._pop(self._guards, producer_id)
 
     def ended(self, producer_id: int, epoch: int) -> None:
         """A marker is in the log: what was asked was asked of the transaction that it ended, or of
@@ -104,20 +133,31 @@ class VerificationGuards:
         """
         guard = self._guards.get(producer_id)
         if guard is not None and not (guard.is_tv2 and guard.epoch == epoch):
-            del self._guards[producer_id]
+            self._pop(self._guards, producer_id)
 
     def expire(self, horizon_ms: int) -> None:
         """Let go of guards that are as old as ``horizon_ms``."""
         old = [pid for pid, guard in self._guards.items() if guard.created_ms <= horizon_ms]
         for producer_id in old:
-            del self._guards[producer_id]
+            self._pop(self._guards, producer_id)
 
     def clear(self) -> None:
         """Let all go: this node does not lead any more."""
-        self._guards.clear()
-        self._coordinator_epochs.clear()
+        for table in (self._guards, self._coordinator_epochs):
+            for producer_id in tuple(table):
+                self._pop(table, producer_id)
 
+    def __del__(self) -> None:
+        self.clear()
 
-def _make_room(entries: dict[int, Any]) -> None:
-    if len(entries) >= MOST_OF_A_LOG:
-        del entries[next(iter(entries))]
+    def _put(self, table: dict[int, Any], producer_id: int, entry: Any) -> None:
+        """As the youngest of a table."""
+        self._pop(table, producer_id)
+        if len(table) >= MOST_OF_A_LOG:
+            self._pop(table, next(iter(table)))
+        table[producer_id] = entry
+        self._quota.add(table, producer_id)
+
+    def _pop(self, table: dict[int, Any], producer_id: int) -> None:
+        if table.pop(producer_id, None) is not None:
+            self._quota.remove(table, producer_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -499,3 +501,34 @@ def test_a_log_has_so_many_guards(monkeypatch) -> None:
     for pid in range(5):
         states.guards.note_coordinator_epoch(pid, pid)
     assert [states.guards.coordinator_epoch(pid) for pid in range(5)] == [-1, -1, 2, 3, 4]
+
+
+def test_all_logs_of_a_node_have_so_many_guards_together() -> None:
+    """Whoever writes to many logs with made-up producers ends the oldest of all: who asks now is
+    answered before.
+    """
+    quota = ProducerQuota()
+    quota.verifications.limit = 5
+    first, second = ProducerStates(1000, quota), ProducerStates(1000, quota)
+    held = [guard(states, pid=pid) for pid in range(3) for states in (first, second)]
+    assert [first.guards.get(pid) for pid in range(3)] == [None, held[2], held[4]]
+    assert [second.guards.get(pid) for pid in range(3)] == [held[1], held[3], held[5]]
+    first.guards.note_coordinator_epoch(7, 1)
+    assert second.guards.get(0) is None and first.guards.coordinator_epoch(7) == 1
+    first.guards.note_coordinator_epoch(7, 2)
+    assert guard(first, pid=1) is held[2] and len(quota.verifications) == 5
+    guard(second, epoch=1, pid=1)  # asked anew, so the youngest
+    assert len(quota.verifications) == 5
+    guard(first, pid=9)
+    assert first.guards.get(1) is None and second.guards.get(1) is not None
+    second.update(1, 1, 0, 0, 6, 0, True)
+    second.update_marker(2, 0, 7, 0, 7, False)
+    assert len(second.guards) == 0 and len(quota.verifications) == 3
+    guard(second, pid=3)
+    del second
+    gc.collect()
+    assert len(quota.verifications) == 3, "a log that is gone counts no more"
+    first.expire(5000)
+    assert len(first.guards) == 0 and len(quota.verifications) == 1
+    first.guards.clear()
+    assert len(quota.verifications) == 0

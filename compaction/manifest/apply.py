@@ -294,7 +294,8 @@ def _log_start(found: Manifest, bases: set[int], retired: dict[int, int]) -> int
 
     It renames the oldest segments, and nothing syncs their names at once: after a power cut those
     below one that it took may be back, and the gap would be taken for a loss. What it took is what
-    compaction left there; an input of a swap is of another size, and its output missing is a loss.
+    compaction left there; an input of a swap is of another size, but where only delete horizons
+    were set. Its output is in place then, or waits as ``.swap``, and missing it is a loss.
     """
     return max(
         (

@@ -99,3 +99,23 @@ def test_a_start_completes_retention_that_a_power_cut_half_undid(world, how) -> 
         if not crashed:
             break
     assert call > 10
+
+
+def test_an_input_whose_output_waits_is_no_trace_of_retention(world) -> None:
+    """Both are of one size where only delete horizons were set; what is below stays."""
+    w = world(segment_bytes=100, delete_retention_ms=1)  # so that sizes stay as they are
+    w.append((b"other", b"v"))
+    w.roll()
+    w.append((b"deleted", None))
+    w.roll()
+    w.log.flush()
+    size = w.log.segments[1].size_bytes
+    w.clean()
+    segment = w.log.segments[1]
+    assert w.log.segments.bases == [0, 1, 2] and segment.size_bytes == size
+    segment.rename("", layout.SWAP)  # as if it was not in place yet
+    w.disk.fsync_dir(w.log.directory)
+    assert w.disk.exists(segment.path(layout.LOG, layout.DELETED))
+    log, status = start_of(w, w.disk.after_kill())
+    assert status.applied is not None and log.log_start_offset == 0
+    assert log.segments.bases == [0, 1, 2] and log.segments[1].size_bytes == size

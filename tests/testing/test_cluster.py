@@ -20,6 +20,7 @@ from kept.storage.errors import ConfigurationError
 from kept.testing import Cluster, NodeFailed, ports
 from kept.testing import cluster as module
 from kept.testing.ports import HIGHEST, LOWEST, free_port, give_back, is_free
+from tests.support.slow import rest_slow
 
 
 def test_a_node_keeps_port_and_data_through_stop_and_kill(kept_cluster):
@@ -72,7 +73,7 @@ def test_nodes_started_one_by_one_are_one_cluster():
         cluster.close()
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", rest_slow([2, 1], 1))
 def test_entering_keeps_what_runs(nodes):
     cluster = Cluster(nodes=nodes)
     try:

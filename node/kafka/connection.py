@@ -210,6 +210,13 @@ class Connection(asyncio.BufferedProtocol):
     the node's own, for whoever ``session`` is.
     """
 
+    _tls: Any = None
+    """Decrypts what comes, where it is TLS."""
+    _aborted = False
+    """We closed it: nothing that came is served any more."""
+    _lost = False
+    """The peer is gone, or we closed: nothing comes or leaves any more."""
+
     def __init__(
         self, listener: Listener, session: Session, *, from_this_node: bool = False
     ) -> None:
@@ -307,7 +314,8 @@ class Connection(asyncio.BufferedProtocol):
         }
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if sock is None or transport.get_extra_info("ssl_object") is not None:
+        self._tls = transport.get_extra_info("ssl_object")
+        if sock is None or self._tls is not None:
             self._sender = TransportWriter(transport=transport, **shared)
         else:
             self._sender = ResponseWriter(fd=sock.fileno(), **shared)
@@ -323,18 +331,20 @@ class Connection(asyncio.BufferedProtocol):
             self._sender.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """The peer is gone, or we closed: give everything back."""
+        """The peer is gone, or we closed. What came whole before is served (acks=0 asks for no
+        answer, and its client may close at once), then everything is given back.
+        """
         if self.transport is None:
             if self._handed_over is not None:
                 self._handed_over.closed()
             return
+        self._lost = True
+        if self._sender is not None:
+            self._sender.close()
+        self._regulate()
+
+    def _give_everything_back(self) -> None:
         self.transport = None
-        self._replies.clear()
-        if self._behind_bytes:
-            self.account.release(self._behind_bytes)
-            self._behind_bytes = 0
-        self._owed = 0
-        self.run = None
         if self._muted is not None:
             self._muted.cancel()
         for work in tuple(self._sliced):
@@ -345,14 +355,14 @@ class Connection(asyncio.BufferedProtocol):
         self.account.forget(self._unblock_soon)
         self.waiting_account.forget(self._unblock_soon)
         self.waiting_account.forget(self._regulate_soon)
-        if self._sender is not None:
-            self._sender.close()
         if not self._lent:
             self._drop_buffer()
         self.listener.leave(self)
 
     def eof_received(self) -> bool:
         """The peer sends no more: close, as Kafka does."""
+        if self._sender is not None:
+            self._sender.close()
         return False
 
     @property
@@ -384,8 +394,10 @@ class Connection(asyncio.BufferedProtocol):
         if why:
             log.warning(why, peer=self.peer, listener=self.listener.name, **fields)
         if self.transport is not None:
-            self._blocked = True
+            self._blocked = self._aborted = True
             self.transport.abort()
+            if self._lost:
+                self._regulate_soon()
 
     # Reading.
 
@@ -817,7 +829,7 @@ class Connection(asyncio.BufferedProtocol):
         if not request.blocks:
             return
         request.blocks = self._holds_back = False
-        if self.transport is None or self.transport.is_closing():
+        if self.transport is None or self._aborted:
             return
         self._blocked = False
         self._partial_since = 0.0
@@ -927,7 +939,7 @@ class Connection(asyncio.BufferedProtocol):
     def unblock(self) -> None:
         """Go on after :meth:`block`."""
         self._lent = False
-        if self.transport is None or self.transport.is_closing():
+        if self.transport is None or self._aborted:
             if self.transport is None:
                 self._drop_buffer()
             return
@@ -981,14 +993,15 @@ class Connection(asyncio.BufferedProtocol):
         """Read or do not read, by what is owed; go on with requests that waited for answers."""
         if self.transport is None or self._sender is None:
             return
+        if self._lost:
+            self._drain()
+            return
         wanted = not self._blocked and self._room() > 0
         if not wanted and self._holds_back and self._start == self._end:
             return
         if wanted and self._stalled:
             wanted = False
-            if not self._turn_scheduled:
-                self._turn_scheduled = True
-                self.context.runtime.loop.call_soon(self._resume)
+            self._schedule_turn()
         if wanted != self._reading:
             self._reading = wanted
             if wanted:
@@ -996,6 +1009,48 @@ class Connection(asyncio.BufferedProtocol):
                 self.transport.resume_reading()
             else:
                 self.transport.pause_reading()
+
+    def _drain(self) -> None:
+        """The peer is gone: serve what came before, in turns as always. Nobody hears the answers,
+        so that none is waited for.
+        """
+        if self._in_event:
+            return
+        self._replies.clear()
+        self._owed = 0
+        if self._behind_bytes:
+            self.account.release(self._behind_bytes)
+            self._behind_bytes = 0
+        if self._aborted or not self._has_more():
+            self._give_everything_back()
+        elif not self._blocked and self._muted is None:
+            self._schedule_turn()
+
+    def _has_more(self) -> bool:
+        """Whether there may be a whole request left, in the buffer or, since nothing is decrypted
+        while it is not read, behind it.
+        """
+        if self._fresh:
+            return False
+        if self._blocked:
+            return self._start != self._end or self._tls is not None
+        if self._stalled and self._start != self._end:
+            return True
+        if self._tls is None:
+            return False
+        room = self.get_buffer(-1)
+        try:
+            got: int = self._tls.read(len(room), room) if room else 0
+        except (OSError, ValueError):  # that was all
+            return False
+        self._end += got
+        self._stalled = got > 0
+        return self._stalled
+
+    def _schedule_turn(self) -> None:
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self.context.runtime.loop.call_soon(self._resume)
 
     def _resume(self) -> None:
         self._turn_scheduled = False
@@ -1047,6 +1102,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def complete(self, reply: ResponseSlot, segments: list[Segment]) -> None:
         """A response is made; it leaves once all before it have left."""
+        if self._lost:
+            return
         reply.segments = segments
         if self.transport is not None and self._replies and self._replies[0] is not reply:
             reply.behind_bytes = sum(len(s) for s in segments if type(s) is not FileSlice)

@@ -97,7 +97,9 @@ class _Writer(ABC):
         self._count_unsent()
 
     def stage(self, segments: list[Segment]) -> None:
-        """Queue a response; :meth:`push` sends."""
+        """Queue a response; :meth:`push` sends. Nothing any more, once it is closed."""
+        if self._closed:
+            return
         self.queue.extend(segments)
         if self._full or self._waiting:
             more = sum(len(s) for s in segments if type(s) is not FileSlice)

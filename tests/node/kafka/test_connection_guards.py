@@ -15,31 +15,19 @@ from kept.node.kafka.response_slot import WAITING_ENTRY_BYTES, WAITING_REQUEST_B
 from kept.node.security.session import Session
 
 
-class Transport:
-    """As much of a transport as a connection looks at."""
-
-    def __init__(self, closing):
-        self.closing = closing
-
-    def is_closing(self):
-        return self.closing
-
-
-@pytest.mark.parametrize("transport", [None, Transport(closing=True)])
-def test_a_connection_that_is_gone_is_not_gone_on_with(lone, transport, monkeypatch):
-    """A batch's check in a thread may end after its connection did."""
+@pytest.mark.parametrize("aborted", [None, False, True])
+def test_a_connection_that_is_gone_is_not_gone_on_with(lone, aborted, monkeypatch):
+    """A batch's check in a thread may end after its connection did; None: long after."""
     from kept.node.kafka.connection import Connection
 
     connection = Connection(lone.node.parts.listeners[0], Session())
-    connection.transport = transport
-    connection._blocked = True
+    connection.transport = None if aborted is None else object()
+    connection._blocked, connection._aborted = True, bool(aborted)
     served = []
     monkeypatch.setattr(connection, "process", lambda: served.append(1))
     connection.unblock()
-    assert not served and connection._blocked
-    connection.transport = Transport(closing=False)
-    connection.unblock()
-    assert served == [1] and not connection._blocked
+    assert served == ([1] if aborted is False else [])
+    assert connection._blocked is (aborted is not False)
 
 
 class Introduced(asyncio.Protocol):

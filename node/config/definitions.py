@@ -674,8 +674,9 @@ class NodeSettings:
         "is what new connections have: new certificates need no restart."
     )
     tls_handshakes = _integer("256", low=1, ours=True).means(
-        "Handshakes of TLS at a time on one listener; beyond, the oldest is closed. They have "
-        "kept.silent.ms, as what comes after them does."
+        "Handshakes of TLS under way at a time, of each listener by itself, from a client's whole "
+        "first message on; beyond, the oldest is closed. They have kept.silent.ms, as that message "
+        "and what comes after them do."
     )
 
     # Consumer groups.

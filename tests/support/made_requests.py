@@ -28,6 +28,26 @@ def made(cls: Any, name: str) -> dict[str, Any]:
     return values
 
 
+def about_each(values: Any, name: str, names: tuple[str, ...]) -> Any:
+    """What was made of ``name``, of each of ``names`` in their order: in each array, alike within
+    an element.
+    """
+
+    def named(value: Any, other: str) -> Any:
+        if isinstance(value, list):
+            return about_each(value, name, names)
+        return other if value == name else value
+
+    if isinstance(values, list) and "'" + name + "'" in repr(values):
+        (one,) = values
+        if not isinstance(one, dict):
+            return list(names)
+        return [{key: named(value, other) for key, value in one.items()} for other in names]
+    if isinstance(values, dict):
+        return {key: named(value, names[0]) for key, value in values.items()}
+    return values
+
+
 def _value(field: str, kind: str, name: str) -> Any:
     if kind == "string":
         return name

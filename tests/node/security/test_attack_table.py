@@ -210,8 +210,10 @@ ATTACKS = {
         (
             f"{MATRIX}test_every_api_refuses_strangers_and_tells_them_nothing",
             f"{MATRIX}test_every_route_refuses_strangers_and_tells_them_nothing",
+            f"{MATRIX}test_answers_about_several_are_in_no_order_that_tells_what_is_there",
             f"{MATRIX}test_a_list_of_one_topic_does_not_tell_whether_it_is_there",
             f"{WIRE}test_strangers_produce_and_fetch_nothing",
+            f"{WIRE}test_answers_about_several_are_in_no_order_that_tells_what_is_there",
             f"{GRPC}test_every_method_refuses_strangers_and_tells_them_nothing",
         ),
     ),

@@ -18,12 +18,12 @@ from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.kafka import api
 from kept.node.security.session import ALLOW_ALL, Session
 from kept.storage.records import build_batch
-from tests.support.made_requests import made
+from tests.support.made_requests import about_each, made
 from tests.support.strangers import STRANGERS, stranger
 
 PRODUCE, FETCH, TOPIC_REFUSED = 0, 1, 29
 BATCH = build_batch([(1, None, b"v", ())])
-EXISTS, ABSENT = "veiled", "absent"
+EXISTS, ABSENT, OTHER = "veiled", "absent", "nobody"
 
 
 @asynccontextmanager
@@ -47,8 +47,9 @@ async def answer(stream: Any, frame: bytes) -> bytes:
         return b""
 
 
-def request(key: int, version: int, name: str, topic_id: Any, acks: int = 1) -> bytes:
+def request(key: int, version: int, name: str, topic_id: Any, *more: str, acks: int = 1) -> bytes:
     values = made(protocol.message_type(key, version, EntityType.request), name)
+    values = about_each(values, name, (name, *more))
     if key == PRODUCE:
         values.update(acks=acks, transactional_id=None)
         for topic in values["topic_data"]:
@@ -109,6 +110,28 @@ def test_strangers_produce_and_fetch_nothing(
     said = capfd.readouterr().err
     assert f"topic={EXISTS} " in said and f"topic={guarded.topic_id} " in said
     assert [replica.partition.log.log_end_offset for replica in log.values()] == [0]
+
+
+@pytest.mark.parametrize("who", STRANGERS)
+def test_answers_about_several_are_in_no_order_that_tells_what_is_there(
+    guarded: Any, who: str
+) -> None:
+    async def go() -> None:
+        for key, by_id in ((PRODUCE, 13), (FETCH, 13)):
+            served = api.served()[key]
+            for version in range(served.refused_below or served.min_version, by_id):
+                for names in ((EXISTS, ABSENT), (ABSENT, EXISTS)):
+                    absent = [name.replace(EXISTS, OTHER) for name in names]
+                    async with connected(guarded, stranger(who)) as stream:
+                        known, unknown = [
+                            await answer(stream, request(key, version, one, None, other))
+                            for one, other in (names, absent)
+                        ]
+                    about = f"{served.name} v{version} for {who}"
+                    assert codes(key, version, known) == [TOPIC_REFUSED] * 2, about
+                    assert known.replace(EXISTS.encode(), OTHER.encode()) == unknown, about
+
+    guarded.run(go())
 
 
 def test_the_same_requests_of_whoever_may_are_served(guarded: Any) -> None:

@@ -6,6 +6,7 @@ name, what he is answered about one that does not.
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import fields
 from functools import partial
@@ -39,7 +40,7 @@ from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.session import ALLOW_ALL, Session
 from kept.storage.errors import InvariantViolation
 from tests.support.given import Given
-from tests.support.made_requests import made
+from tests.support.made_requests import about_each, made
 from tests.support.strangers import STRANGERS, stranger
 
 TOPIC, GROUP, CLUSTER, ID = 29, 30, 31, 53
@@ -101,7 +102,8 @@ EXPECTED: dict[str, Any] = {
 }
 """By API: the code that stands in every part of the answer, or what else becomes of it."""
 
-EXISTS, ABSENT = "veiled", "absent"
+EXISTS, ABSENT, OTHER, MINE = "veiled", "absent", "nobody", "myself"
+"""All but the first are absent."""
 LISTED = {66: {"state_filters": (), "producer_id_filters": ()}}
 """A request for all that there is."""
 
@@ -186,11 +188,13 @@ EVERYBODY = [
 ]
 
 
-def refused(lone: Any, served: api.Api, version: int, name: str, session: Session) -> bytes:
-    """The answer to a request about what ``name`` names; it refuses all of it."""
+def refused(lone: Any, served: api.Api, version: int, session: Session, *names: str) -> bytes:
+    """The answer to a request about what ``names`` name; it refuses all of it."""
     key = served.key
     cls = protocol.message_type(key, version, EntityType.request)
-    given = made(cls, name)
+    given = made(cls, names[0])
+    if len(names) > 1:
+        given = about_each(given, names[0], names)
     given.update({"key_type": 0} if "key_type" in given else LISTED.get(key, {}))
     if key == 16:
         given = dict.fromkeys(given, ())
@@ -210,7 +214,7 @@ def test_every_api_refuses_strangers_and_tells_them_nothing(guarded, who):
         for version in range(max(served.min_version, served.refused_below), served.max_version + 1):
             about = f"{served.name} v{version} for {who}"
             known, unknown = (
-                refused(guarded, served, version, name, session) for name in (EXISTS, ABSENT)
+                refused(guarded, served, version, session, name) for name in (EXISTS, ABSENT)
             )
             assert known.replace(EXISTS.encode(), ABSENT.encode()) == unknown, about
             response = protocol.decode_response(served.key, version, known[4:])[1]
@@ -224,6 +228,38 @@ def test_every_api_refuses_strangers_and_tells_them_nothing(guarded, who):
                 assert codes(response) - {0} <= allowed and codes(response) != {0}, about
 
 
+def mine(kind: AclResourceType) -> AclBinding:
+    named = kind, MINE, PatternType.LITERAL
+    return AclBinding(*named, "User:ada", "*", AclOperation.ALL, AclPermission.ALLOW)
+
+
+def test_answers_about_several_are_in_no_order_that_tells_what_is_there(
+    guarded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whoever may do everything with one, which is not there, and asks about two others. Answers
+    to DeleteTopics are shuffled, as in Kafka: it is looked at what is shuffled.
+    """
+    index = AclIndex().changed([mine(kind) for kind in KINDS if kind != AclResourceType.CLUSTER])
+    authorizer = StandardAuthorizer(partial(same, index), [])
+    session = Session("User:ada", "10.0.0.1", "PLAINTEXT", authorizer=authorizer)
+    monkeypatch.setattr(random, "shuffle", lambda answers: answers.sort(key=str))
+    told = 0
+    for served in api.APIS:
+        if EXPECTED[served.name] in (OPEN, BYTES) or served.name in ("create_topics", "join_group"):
+            continue  # what may be created is
+        for version in range(max(served.min_version, served.refused_below), served.max_version + 1):
+            for names in ((EXISTS, MINE, ABSENT), (ABSENT, MINE, EXISTS)):
+                absent = [name.replace(EXISTS, OTHER) for name in names]
+                known, unknown = (
+                    refused(guarded, served, version, session, *several)
+                    for several in (names, absent)
+                )
+                about = f"{served.name} v{version}: {names}"
+                assert known.replace(EXISTS.encode(), OTHER.encode()) == unknown, about
+                told += all(name.encode() in unknown for name in absent)
+    assert told > 100, "all are named in their answers"
+
+
 @pytest.mark.slow
 def test_who_may_do_everything_is_not_refused(guarded):
     """The codes above come from rights, not from what is asked."""
@@ -234,7 +270,7 @@ def test_who_may_do_everything_is_not_refused(guarded):
         if served.name in ("join_group", "sync_group", "find_coordinator", "add_partitions_to_txn"):
             continue  # wait for others, or make topics
         try:
-            frame = refused(guarded, served, served.max_version, EXISTS, session)
+            frame = refused(guarded, served, served.max_version, session, EXISTS)
         except Exception:  # noqa: BLE001 - it was let through, and is no sensible request
             continue
         response = protocol.decode_response(served.key, served.max_version, frame[4:])[1]

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from kept.client.security.config_providers import resolve
 from kept.client.security.pem import (
@@ -267,6 +267,40 @@ def client_context(config: TlsConfig) -> ssl.SSLContext:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     _set_up(context, config)
     return context
+
+
+def check_own_certificate(config: TlsConfig) -> None:
+    """Whether two that both have this config, as nodes of a cluster do, believe each other: they
+    shake hands here, each with its certificate; names of hosts are not looked at.
+
+    Raises ConfigurationError, which names both stores.
+    """
+    assert config.keys is not None and config.trust is not None, "server_context refuses it"
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    accepting, connecting = (
+        server_context(config, "required"),
+        client_context(structs.replace(config, check_hostname=False)),
+    )
+    sides = {
+        "server": connecting.wrap_bio(down, up),
+        "client": accepting.wrap_bio(up, down, server_side=True),
+    }
+    while sides:
+        for shown_by, side in tuple(sides.items()):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError as error:
+                config.keys.place.refuse(
+                    f"the certificate that a {shown_by} shows is not believed by who has "
+                    f"{config.trust.place} ({error.verify_message}), and nodes show it to each "
+                    "other: the authority that signed it belongs there, and it needs the usages "
+                    "serverAuth and clientAuth, or none"
+                )
+            except ssl.SSLError as error:
+                config.keys.place.refuse(f"no handshake is possible with it: {_reason(error)}")
+            del sides[shown_by]
 
 
 def _set_up(context: ssl.SSLContext, config: TlsConfig) -> None:

@@ -15,7 +15,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from kept.client.security.distinguished_names import PrincipalMapper
-from kept.client.security.tls import server_context, tls_config
+from kept.client.security.tls import check_own_certificate, server_context, tls_config
 from kept.cluster.metadata.wal import WAL_NAME
 from kept.node.config.bootstrap_scram import founding_records
 from kept.node.config.security_checks import security_warnings
@@ -114,15 +114,19 @@ def check_owners(config: NodeConfig, disk: Disk) -> None:
 
 
 def check_tls(config: NodeConfig) -> None:
-    """Whether each listener with TLS has a key, certificates and rules that can be used. Raises
-    ConfigurationError, which names the listener, the setting and the file.
+    """Whether each listener with TLS has a key, certificates and rules that can be used, and nodes
+    that have these settings believe each other. Raises ConfigurationError, which names the
+    listener, the setting and the file.
     """
     node = () if config.node_listener is None else (config.node_listener,)
     for listener in (*config.listeners, *node):
         if listener.is_tls:
             own = config.of_listener(listener.name)
             try:
-                server_context(tls_config(own.tls_properties()), config.tls_client_auth(listener))
+                tls = tls_config(own.tls_properties())
+                server_context(tls, config.tls_client_auth(listener))
+                if listener in node:
+                    check_own_certificate(tls)
                 PrincipalMapper(own.ssl_principal_mapping_rules)
             except ConfigurationError as error:
                 raise ConfigurationError(f"listener {listener.name}: {error}") from None

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from kept.client.security.certificates import parse_certificate
 from kept.client.security.distinguished_names import PrincipalMapper, distinguished_name
-from kept.client.security.tls import client_context, server_context, tls_config
+from kept.client.security.tls import (
+    check_own_certificate,
+    client_context,
+    server_context,
+    tls_config,
+)
 from kept.cluster.security.acls import ANONYMOUS
 from kept.storage.errors import ConfigurationError
 
@@ -61,6 +66,7 @@ class ListenerTls:
         """New connections have this from now on. Raises ConfigurationError, and changes nothing."""
         context = server_context(config, self._client_auth)
         if self._between_nodes:
+            check_own_certificate(config)
             self.client_context = client_context(config)
         self.context, self.config = context, config
 

@@ -58,8 +58,9 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now + not_before)
             .not_valid_after(now + not_after)
-            .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
         )
+        if usage:
+            builder = builder.add_extension(x509.ExtendedKeyUsage(usage), critical=False)
         if hosts:
             names = [_general_name(host) for host in hosts]
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)

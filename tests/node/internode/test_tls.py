@@ -82,7 +82,9 @@ async def test_a_right_name_of_another_authority_is_not_believed(net, tmp_path, 
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
     known = tls_of(tmp_path, authority.issue("known", "127.0.0.1"), authority.ca)
     # It trusts those whom it is not trusted by.
-    strange = tls_of(tmp_path, other.issue("strange", "127.0.0.1"), authority.ca)
+    both = tmp_path / "both.pem"
+    both.write_text(authority.ca_pem + other.ca_pem)
+    strange = tls_of(tmp_path, other.issue("strange", "127.0.0.1"), str(both))
     ours, theirs = (known, strange) if "asked" in stranger else (strange, known)
     one, asked = await two_nodes(net, ours, theirs, "127.0.0.1")
     with pytest.raises(NetworkException):

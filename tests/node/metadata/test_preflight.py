@@ -5,6 +5,7 @@ import os
 import socket
 
 import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from kept.node.config.local_cluster import NODE_PORT_OFFSET
 from kept.node.config.node_config import NodeConfig
@@ -17,11 +18,12 @@ from kept.node.metadata.preflight import (
     check_tls,
     check_tokens,
 )
+from kept.node.security.listener_tls import ListenerTls
 from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.errors import ConfigurationError, DirectoryRefused
 from kept.testing.ports import free_port
-from tests.support.certificates import Authority
+from tests.support.certificates import DAY, Authority
 from tests.support.token_issuer import Issuer
 
 
@@ -136,6 +138,47 @@ def test_tls_is_checked_for_each_listener_as_a_start_would(tmp_path):
         never = {"ssl.client.auth": auth, "listener.name.node.ssl.client.auth": auth}
         asked = NodeConfig(given | never)
         assert asked.node_listener and asked.tls_client_auth(asked.node_listener) == "required"
+
+
+@pytest.mark.parametrize("newest", ["TLSv1.2", "TLSv1.3"])
+@pytest.mark.parametrize(
+    ("made", "shown_by", "why"),
+    [
+        ({}, "", ""),
+        ({"usage": ()}, "", ""),
+        ({"of": "other"}, "server", "unable to get local issuer certificate"),
+        ({"not_after": -DAY, "not_before": -2 * DAY}, "server", "certificate has expired"),
+        ({"usage": (ExtendedKeyUsageOID.SERVER_AUTH,)}, "client", "unsuitable certificate purpose"),
+        ({"usage": (ExtendedKeyUsageOID.CLIENT_AUTH,)}, "server", "unsuitable certificate purpose"),
+    ],
+)
+def test_a_node_learns_at_its_start_that_others_would_not_believe_it(
+    tmp_path, made, shown_by, why, newest
+):
+    """Of certificates that are shown by clients alone, or to them, nobody asks that."""
+    made = dict(made)
+    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
+    keys = (other if made.pop("of", "") else authority).issue("node", "localhost", **made)
+    given = {
+        "listeners": "SSL://localhost:9092,NODE://localhost:9094",
+        "listener.security.protocol.map": "NODE:SSL",
+        "ssl.keystore.location": keys,
+        "ssl.truststore.location": authority.ca,
+        "ssl.protocol": newest,
+    }
+    config = NodeConfig(given)
+    (of_clients,) = config.listeners
+    ListenerTls(config, of_clients)
+    for start in (check_tls, lambda it: ListenerTls(it, it.node_listener, between_nodes=True)):
+        if not why:
+            start(config)
+            continue
+        with pytest.raises(ConfigurationError) as refused:
+            start(config)
+        said = str(refused.value)
+        assert said.startswith(f"listener NODE: ssl.keystore.location={keys}: the certificate that")
+        assert f"a {shown_by} shows" in said and why in said
+        assert f"ssl.truststore.location={authority.ca}" in said
 
 
 def test_keys_of_tokens_are_checked_for_each_listener(tmp_path):

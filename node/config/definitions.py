@@ -415,8 +415,8 @@ class NodeSettings:
         "fewer. For those between nodes there is kept.node.max.connections."
     )
     max_connections_per_ip = _integer(_UNLIMITED, low=0, dynamic=True).means(
-        "Connections at a time from one address, to all listeners of clients together, in every "
-        "protocol."
+        "Connections at a time from one address, of IPv6 from its /64, to all listeners of clients "
+        "together, in every protocol."
     )
     max_connection_creation_rate = _integer(_UNLIMITED, low=0, dynamic=True).means(
         "Connections a second that all listeners of clients together accept; more wait for their "

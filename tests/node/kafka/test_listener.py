@@ -132,6 +132,20 @@ def test_connections_are_bounded_for_each_address_alone(capfd) -> None:
     assert not refused(found) and refused(found)
 
 
+def test_addresses_of_one_ipv6_network_are_one_where_connections_are_bounded(capfd) -> None:
+    """Whoever has one of a /64 has them all."""
+    site = Site(max_connections="100", max_connections_per_ip="2")
+    found = site.listener()
+    first, *_ = admitted(found, "2001:db8::1", "2001:db8::ffff:1")
+    assert refused(found, "2001:db8::2") and not refused(found, "2001:db8:0:1::2")
+    assert "setting=max.connections.per.ip limit=2" in capfd.readouterr().err
+    found.leave(first)  # type: ignore[arg-type]
+    assert not refused(found, "2001:db8::2") and refused(found, "2001:db8::3")
+    for mapped in ("::ffff:10.0.0.1", "10.0.0.1", "::ffff:10.0.0.2"):
+        assert not refused(found, mapped), "IPv4, however it is written, is no network"
+    assert refused(found, "10.0.0.1")
+
+
 def test_what_a_node_opens_to_itself_for_a_user_counts_nowhere() -> None:
     site = Site(
         max_connections="2", max_connections_per_ip="1", listener_name_plaintext_max_connections="2"

@@ -10,6 +10,7 @@ import json
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic, sleep
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -29,6 +30,7 @@ PRESENT_S: Final = 3.0
 """A node that says nothing at all for so long is passed over for another one."""
 BAD_REQUEST: Final = 400
 UNAUTHORIZED: Final = 401
+UNAVAILABLE: Final = 503
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -48,7 +50,11 @@ class NoNodeServes(NoNode, HttpFailed):
 
 
 class JsonApi:
-    """One node's API. A POST carries the header ``X-Kept``, which no web page sends by accident."""
+    """One node's API. A POST carries the header ``X-Kept``, which no web page sends by accident.
+
+    A request that the node did not begin, since too many passwords wait to be checked (status 503
+    with ``Retry-After``), is made again when it says, within ``timeout_s``.
+    """
 
     def __init__(
         self,
@@ -96,6 +102,15 @@ class JsonApi:
             connection.sock = context.wrap_socket(connection.sock, server_hostname=host)
 
     def _request(self, method: str, url: str, body: bytes | None) -> Any:
+        until = monotonic() + self.timeout_s
+        while True:
+            status, again_s, data = self._ask(method, url, body)
+            if again_s is None or status != UNAVAILABLE or monotonic() + again_s >= until:
+                return self._judge(method, url, status, data)
+            sleep(again_s)
+
+    def _ask(self, method: str, url: str, body: bytes | None) -> tuple[int, int | None, bytes]:
+        """The answer: its status, in how many seconds to come again if it says so, its body."""
         headers = {"Accept": "application/json"}
         if body is not None:
             headers |= {"Content-Type": "application/json", "X-Kept": "1"}
@@ -133,7 +148,8 @@ class JsonApi:
         if len(data) > MAX_ANSWER_BYTES:
             why = f"the answer is larger than {MAX_ANSWER_BYTES >> 20} MiB"
             raise HttpFailed(f"{self.endpoint}: {method} {url}: {why}", answer.status)
-        return self._judge(method, url, answer.status, data)
+        again = answer.headers.get("Retry-After", "")
+        return answer.status, int(again) if again.isdecimal() and len(again) < 10 else None, data
 
     def _why_no_connection(self, error: Exception, connect_s: float) -> str:
         if isinstance(error, TimeoutError):

@@ -249,3 +249,70 @@ def test_an_address_without_use_here_does_not_hide_that_another_one_refused(monk
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [nobody, no_family])
     with pytest.raises(HttpFailed, match="connection refused"):
         JsonApi(Endpoint("both", 9)).get("cluster")
+
+
+def crowded(times: int, again: str, asked: list[str]) -> type[BaseHTTPRequestHandler]:
+    """A node that cannot check a password so many times."""
+
+    class Crowded(Node):
+        def do_GET(self) -> None:
+            asked.append(self.command)
+            if len(asked) > times:
+                super().do_GET()
+                return
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(503)
+            if again:
+                self.send_header("Retry-After", again)
+            self.end_headers()
+            self.wfile.write(b'{"error": {"status": 503, "message": "too many logins"}}')
+
+        do_POST = do_GET
+
+    return Crowded
+
+
+@pytest.mark.parametrize(
+    ("crowd", "slept", "served"),
+    [
+        ((2, "1"), [1, 1], True),
+        ((3, "7"), [7, 7], False),
+        ((1, "20"), [], False),
+        ((1, ""), [], False),
+        ((1, "Wed, 21 Oct 2026 07:28:00 GMT"), [], False),
+        ((1, "-1"), [], False),
+    ],
+)
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_a_password_that_was_not_checked_is_shown_again_within_the_time(
+    method: str,
+    crowd: tuple[int, str],
+    slept: list[int],
+    served: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    now, waited = [0.0], []
+
+    def wait(seconds: int) -> None:
+        waited.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(http, "sleep", wait)
+    monkeypatch.setattr(http, "monotonic", lambda: now[0])
+    server = ThreadingHTTPServer(("127.0.0.1", 0), crowded(*crowd, asked))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        api = JsonApi(Endpoint("127.0.0.1", server.server_port), timeout_s=20.0)
+        if served:
+            assert getattr(api, method)("cluster")["brokers"]
+        else:
+            with pytest.raises(HttpFailed, match="too many logins") as failed:
+                getattr(api, method)("cluster")
+            assert failed.value.status == 503 and not failed.value.may_be_done
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert waited == slept and asked == [method.upper()] * (len(slept) + 1)

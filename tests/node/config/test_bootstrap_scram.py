@@ -16,6 +16,7 @@ from kept.node.config.bootstrap_scram import (
     parse_bootstrap_scram,
 )
 from kept.node.config.node_config import NodeConfig
+from kept.node.kafka.listener import Listener
 from kept.node.metadata.preflight import check_first_users
 from kept.node.node import Node
 from kept.storage.errors import ConfigurationError
@@ -154,6 +155,21 @@ def test_a_new_cluster_begins_with_its_users_and_a_restart_resets_nothing(tmp_pa
     started(tmp_path / "data", "SCRAM-SHA-512=[name=eve,password=x]")
     said = capfd.readouterr().err
     assert "kept.bootstrap.scram has a password=" in said
+
+
+def test_nobody_is_accepted_before_the_first_user_is_there(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, start = [], Listener.start
+
+    async def noted(listener: Listener) -> None:
+        began.append(set(listener.context.metadata.image.credentials))
+        await start(listener)
+
+    monkeypatch.setattr(Listener, "start", noted)
+    for _ in range(2):  # a new cluster, and one that exists
+        started(tmp_path / "data", "SCRAM-SHA-512=[name=admin,password=x]")
+    assert began == [{("admin", SHA_512)}] * 2
 
 
 def test_the_check_reads_passwords_where_a_cluster_may_begin(tmp_path) -> None:

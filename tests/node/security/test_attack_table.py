@@ -291,7 +291,9 @@ ATTACKS = {
         (
             f"{FIRST}test_a_new_cluster_begins_with_its_users_and_a_restart_resets_nothing",
             f"{FIRST}test_no_node_begins_without_the_password_that_it_was_given_a_file_for",
+            f"{FIRST}test_nobody_is_accepted_before_the_first_user_is_there",
             f"{FIRST}test_voters_that_were_given_different_users_agree_on_those_of_one",
+            f"{TAKEN}test_who_lost_the_administrators_password_gets_in_by_the_nodes_file_alone",
             "node/replicas/test_private_files.py::"
             "test_what_is_created_is_private_whatever_the_umask",
             "node/kafka_import/test_adopt.py::test_a_symbolic_link_is_refused_by_its_path",

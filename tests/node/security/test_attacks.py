@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from kept.client.security.jaas import PLAIN_MODULE
+from kept.client.security.scram import ScramClient, salted_password
 from kept.cluster.metadata.records import AclRecord, RemoveAclRecord
 from kept.cluster.security.acls import (
     AclBinding,
@@ -297,3 +299,61 @@ def test_no_connection_becomes_a_websocket(watched: Any) -> None:
     )
     status, headers, _ = watched.http(upgrade)
     assert status == 200 and "upgrade" not in headers and "sec-websocket-accept" not in headers
+
+
+def test_who_lost_the_administrators_password_gets_in_by_the_nodes_file_alone(
+    lone_node: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A first user of other words changes nothing; a user of PLAIN administers if he is a super
+    user, and is gone with the setting.
+    """
+
+    def start(scram: str, supers: str = "User:admin", plain: str = 'user_eve="y"') -> Any:
+        return lone_node(
+            listeners="SASL_PLAINTEXT://127.0.0.1:0",
+            log_dirs=str(tmp_path / "log"),
+            metadata_log_dir=str(tmp_path / "meta"),
+            sasl_enabled_mechanisms="PLAIN,SCRAM-SHA-512",
+            kept_bootstrap_scram=f"SCRAM-SHA-512=[name=admin,password={scram}]",
+            authorizer_class_name="org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            super_users=supers,
+            plain_sasl_jaas_config=f"{PLAIN_MODULE} required {plain};",
+        )
+
+    async def admin_is_in(node: Any, password: str) -> bool:
+        async with await RawClient.connect(node.port) as client:
+            scram = ScramClient("SCRAM-SHA-512", "admin", password)
+            answer = await client.login(scram, "SCRAM-SHA-512")
+            return bool(answer.error_code.name == "none")
+
+    async def changed(node: Any, password: str) -> list[int]:
+        """The codes of a change of the administrator's password by ``rescue``."""
+        async with await RawClient.connect(node.port) as client:
+            if await client.log_in("rescue", "x"):
+                return []
+            upsertion = {
+                "name": "admin",
+                "mechanism": 2,
+                "iterations": 4096,
+                "salt": b"salt",
+                "salted_password": salted_password("SCRAM-SHA-512", password, b"salt", 4096),
+            }
+            answer = await client.ask(51, 0, deletions=[], upsertions=[upsertion])
+            return [int(result.error_code) for result in answer.results]
+
+    def stopped(node: Any, *talks: Any) -> list[Any]:
+        found = [node.run(asyncio.wait_for(talk, 60)) for talk in talks]
+        node.stop()
+        return found
+
+    node = start("lost")
+    assert stopped(node, admin_is_in(node, "lost"), changed(node, "new")) == [True, []]
+    node = start("other")
+    assert stopped(node, admin_is_in(node, "other"), admin_is_in(node, "lost")) == [False, True]
+    node = start("other", plain='user_rescue="x"')
+    assert stopped(node, changed(node, "new"), admin_is_in(node, "lost")) == [[31], True]
+    node = start("other", "User:admin;User:rescue", 'user_rescue="x"')
+    assert stopped(node, changed(node, "new")) == [[0]]
+    node = start("other")
+    talks = changed(node, "newer"), *(admin_is_in(node, word) for word in ("lost", "other", "new"))
+    assert stopped(node, *talks) == [[], False, False, True]

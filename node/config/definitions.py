@@ -519,7 +519,8 @@ class NodeSettings:
         "HTTP connections at a time. One more takes the place of one that waits for a request or "
         "for a login: of an address that has more than its share (a quarter, or less where there "
         "are more addresses), else of the one that waited longest. Where none waits it takes that "
-        "of the newest of such an address, but never of a request whose login was accepted; else "
+        "of the newest of such an address; of requests whose login was accepted, only where these "
+        "hold more than three quarters, of the user who has most, if that is more than one; else "
         "it gets 503. An address of IPv6 counts with its /64, where one that has more gives way to "
         "one that has fewer. /healthz and /readyz are served beyond it."
     )
@@ -537,15 +538,17 @@ class NodeSettings:
     )
     grpc_max_connections = _integer("256", low=1, ours=True).means(
         "gRPC connections at a time. Where anybody logs in, one more takes the place of one that "
-        "has not; elsewhere, of one without a call, or of an address that has more than its share "
-        "(a quarter, or less where there are more addresses). Where there is none it is closed."
+        "has not, or of a user who has more than a quarter; elsewhere, of one without a call, or "
+        "of an address that has more than its share (a quarter, or less where there are more "
+        "addresses). Where there is none it is closed."
     )
     grpc_max_requests = _integer("256", low=1, ours=True).means(
         "gRPC calls at a time, streams included. One more takes the place of one whose caller has "
         "not logged in, where anybody does, or whose request has not come, or whose response is "
-        "not taken for a second, or, where nobody logs in, whose address has more than its share; "
-        "where there is none it is answered RESOURCE_EXHAUSTED. Each holds a Kafka connection to a "
-        "leader and what it reads ahead, about a megabyte."
+        "not taken for a second, or whose user has more than a quarter, or, where nobody logs in, "
+        "whose address has more than its share; where there is none it is answered "
+        "RESOURCE_EXHAUSTED. Each holds a Kafka connection to a leader and what it reads ahead, "
+        "about a megabyte."
     )
     grpc_request_max_bytes = _integer("4194304", low=1024, high=1 << 30, ours=True).means(
         "Largest message of a gRPC client."

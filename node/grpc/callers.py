@@ -5,7 +5,8 @@ Where anybody logs in (:func:`kept.node.config.security_checks.is_secured`), who
 no place from those who have. When ``kept.grpc.max.connections`` are taken one more takes that of
 the connection without a login that has had no call for longest, then of one with calls. Only where
 fewer than a quarter have no login, one with a login and without a call goes before them: whoever
-comes has to have time to log in. A certificate is a login.
+comes has to have time to log in. A certificate is a login. Where all have a login and a call, the
+newest of a user with more than a quarter goes, so that nobody holds them all; so it is with calls.
 
 Where nobody logs in, networks have shares (:mod:`kept.node.runtime.connection_slots`): a connection
 without a call gives way, then one with a call; while connections without a call hold a quarter of
@@ -64,25 +65,28 @@ class Evicted(Exception):
 class Caller:
     """A client's connection, and how many calls it has."""
 
-    __slots__ = ("calls", "connection", "has_login", "host", "name")
+    __slots__ = ("calls", "connection", "has_login", "host", "name", "user")
 
     def __init__(self, connection: HandedOver, name: str) -> None:
         self.connection = connection
         self.name = name
         """What its end is bound to in the socket's directory."""
         self.calls = 0
-        self.has_login = connection.session.principal != ANONYMOUS
+        self.user = connection.session.principal
+        """By its certificate, or its last login."""
+        self.has_login = self.user != ANONYMOUS
         self.host = connection.session.host
 
 
 class Call:
     """One call that has a place, and the work that is done for it."""
 
-    __slots__ = ("caller", "has_ended", "has_login", "is_evicted", "taking", "work")
+    __slots__ = ("caller", "has_ended", "has_login", "is_evicted", "taking", "user", "work")
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
-        self.has_login = caller.connection.session.principal != ANONYMOUS
+        self.user = caller.connection.session.principal
+        self.has_login = self.user != ANONYMOUS
         """By its connection's certificate, or its own metadata. What another call of the connection
         told says nothing of this one: a proxy may send those of many."""
         self.is_evicted = False
@@ -150,8 +154,10 @@ class Callers:
             return places.pop_beyond_share(host, limit, idle, others, kept_idle=limit // MIN_SHARES)
         strangers = places.of_rank(_IDLE_STRANGER) + places.of_rank(_STRANGER)
         if strangers < limit // STRANGERS_SHARE:
-            return places.pop_first((_IDLE, _IDLE_STRANGER, _STRANGER))
-        return places.pop_first((_IDLE_STRANGER, _STRANGER, _IDLE))
+            other = places.pop_first((_IDLE, _IDLE_STRANGER, _STRANGER))
+        else:
+            other = places.pop_first((_IDLE_STRANGER, _STRANGER, _IDLE))
+        return other or places.pop_of_greediest(limit, _BUSY, lambda one: one.user)
 
     def _rank(self, caller: Caller) -> None:
         """It has more calls or fewer, or has logged in."""
@@ -196,6 +202,16 @@ class Callers:
         other = calls.pop_first((_UNTAKEN, _WAITING, _ANONYMOUS, _RETURNED), may_go)
         if other is None and calls.of_rank(_CHECKED) > limit // CHECKED_SHARE:
             other = calls.pop_last(_CHECKED)
+        if other is None:
+            users: dict[Caller, set[str]] = {}
+            for call in calls.members():
+                users.setdefault(call.caller, set()).add(call.user)
+            other = calls.pop_of_greediest(
+                limit,
+                _SERVED,
+                lambda call: call.user,
+                lambda call: call.work is not None or len(users[call.caller]) == 1,
+            )
         return other
 
     def check(self, call: Call) -> None:
@@ -210,6 +226,7 @@ class Callers:
         """It is known who makes a call; its request may not have come yet."""
         if session.principal != ANONYMOUS:
             call.has_login = call.caller.has_login = True
+            call.user = call.caller.user = session.principal
             self._put(call, _SERVED)
             self._rank(call.caller)
 

@@ -18,7 +18,8 @@ Limits: ``kept.http.request.max.bytes`` for headers, 64 KiB at most, and for the
 its answer to be taken, ``kept.http.max.connections``, of which each network has a share
 (:mod:`kept.node.runtime.connection_slots`): one more takes the place of one that waits for a
 request or for a login, and where none does, of the newest of a network that has more than its
-share. One whose request is served for a login gives way to nobody: whoever comes has not logged in.
+share. Those whose requests are served for a login give way where they hold more than three quarters
+of the places, and then the newest of a user who has more than one.
 Where there is no place some probes have some behind them, as behind the listener's limits.
 One request at a time per connection; while it is served, nothing is read. Quotas of clients hold
 (:mod:`kept.node.security.client_usage`): over one of them a request waits for :data:`THROTTLE_S` at
@@ -162,7 +163,10 @@ class HttpServer:
         """
         limit = self.config.current.http_max_connections
         while len(self._connections) >= limit:
-            other = self._connections.pop_beyond_share(host, limit, (_WAITING,), (_SERVED,))
+            places = self._connections
+            other = places.pop_beyond_share(host, limit, (_WAITING,), (_SERVED,))
+            if other is None:
+                other = places.pop_of_greediest(limit, _KNOWN, lambda one: one.user)
             if other is None:
                 return False
             other.give_way()
@@ -183,6 +187,8 @@ class HttpConnection(asyncio.Protocol):
         self.host = handed_over.host
         self._accepted = handed_over.session
         """Who speaks as far as the connection tells."""
+        self.user = self._accepted.principal
+        """Whose request is served, or was."""
         self._runtime = server.runtime
         self._config = config = server.config.current
         self._routes = server.routes
@@ -404,6 +410,7 @@ class HttpConnection(asyncio.Protocol):
         return session
 
     def _rank_served(self, session: Session) -> None:
+        self.user = session.principal
         self._server.rank(self, _SERVED if session.principal == ANONYMOUS else _KNOWN)
 
     def _parse(self, request: h11.Request) -> HttpRequest:

@@ -3,7 +3,8 @@
 Pure. Each member has a rank; of a rank the one goes first that has had it longest. Networks (an
 IPv4 address, a /64 of IPv6) have equal shares, a quarter at most: where one has more than its share
 it gives way to those that have less, and in one an address to those that have fewer. Who is idle
-goes before who is served.
+goes before who is served. Who has logged in stays, but that a quarter of the places is taken from
+the user who has most, if he has more than a quarter: else whoever may log in could hold them all.
 """
 
 from __future__ import annotations
@@ -77,6 +78,29 @@ class Places(Generic[T]):
         """Take the place from the member that has had ``rank`` for the shortest time, if any."""
         members = self._by_rank[rank]
         return members.popitem()[0] if members else None
+
+    def pop_of_greediest(
+        self,
+        limit: int,
+        rank: int,
+        user_of: Callable[[T], str],
+        may_go: Callable[[T], bool] = lambda _: True,
+    ) -> T | None:
+        """Take a place for whoever has yet to log in, where all ``limit`` are taken: that of the
+        newest of ``rank`` which ``may_go`` of the user who has most of that, if it is more than a
+        quarter of all, and while ``rank`` has more than three.
+        """
+        members, quarter = self._by_rank[rank], limit // MIN_SHARES
+        if len(members) <= limit - quarter:
+            return None
+        ((greedy, most),) = Counter(map(user_of, members)).most_common(1)
+        if most <= quarter:
+            return None
+        for member in reversed(members):
+            if user_of(member) == greedy and may_go(member):
+                del members[member]
+                return member
+        return None
 
     def pop_beyond_share(
         self,

@@ -264,17 +264,28 @@ def test_in_one_network_of_ipv6_an_address_gives_way_to_a_neighbour_with_fewer()
 
 def test_where_somebody_logs_in_addresses_have_no_share() -> None:
     """Who has logged in and calls keeps his place."""
-    house = House(4, calls=4)
+    house, other = House(4, calls=4), House(9, calls=4)
     for number in range(4):
-        house.callers.logged_in(
-            begun(house, house.stay(f"a-{number}", "User:ada", "10.0.0.1")), ADA
-        )
+        who = Session(f"User:{number}")
+        for its in (house, other):
+            call = begun(its, its.stay(f"a-{number}", who.principal, "10.0.0.1"))
+            its.callers.logged_in(call, who)
     assert house.enter("b", host="10.0.0.2") is None
-    other = House(9, calls=4)
-    for _ in range(4):
-        other.callers.logged_in(begun(other, other.stay("a", "User:ada", "10.0.0.1")), ADA)
     assert other.callers.begin(other.stay("b", host="10.0.0.2")) is None
     assert not house.closed and not other.closed
+
+
+def test_one_user_keeps_nobody_from_logging_in() -> None:
+    """However many connections he has with calls: a quarter of the places is for others."""
+    house = House(8, calls=99)
+    for number in range(8):
+        house.callers.logged_in(begun(house, house.stay(f"ada-{number}")), ADA)
+    for name in ("b", "c"):
+        house.callers.logged_in(begun(house, house.stay(name)), Session(f"User:{name}"))
+    assert house.closed == ["ada-7", "ada-6"]
+    for number in range(3):
+        house.stay(f"stranger-{number}")
+    assert house.closed[2:] == ["ada-5", "stranger-0", "stranger-1"], "strangers go first"
 
 
 def test_a_connection_that_is_closed_gives_its_place_back_once() -> None:
@@ -605,6 +616,39 @@ async def test_half_of_the_places_are_for_logins_that_are_checked() -> None:
     for task in working:
         task.cancel()
     await asyncio.gather(*working, return_exceptions=True)
+
+
+@run
+async def test_one_user_keeps_nobody_from_calling() -> None:
+    """His streams do not end: the newest do, while he has more than a quarter of the places."""
+    house = House(99, calls=8)
+    working: list[asyncio.Future[None]] = []
+    for number in range(9):
+        call = await working_call(house, working)
+        house.callers.logged_in(call, ADA if number < 8 else Session("User:bob"))
+        house.callers.serve(call)
+    for _ in range(2):
+        house.callers.check(await working_call(house, working))
+    assert house.callers.begin(house.stay("new")) is None
+    await turn()
+    assert [number for number, work in enumerate(working) if work.done()] == [5, 6, 7]
+    assert not house.closed
+    for task in working:
+        task.cancel()
+    await asyncio.gather(*working, return_exceptions=True)
+
+
+@run
+async def test_a_users_responses_that_are_not_taken_end_with_no_call_of_another() -> None:
+    """They end with their connection only, which a proxy may share."""
+    house = House(99, calls=4)
+    shared, own = house.stay("shared"), house.stay("own")
+    for caller, who in ((shared, Session("User:bob")), (own, ADA), (shared, ADA), (shared, ADA)):
+        call = begun(house, caller)
+        house.callers.logged_in(call, who)
+        house.callers.serve(call)
+    assert begun(house, house.stay("stranger"))
+    assert house.closed == ["own"]
 
 
 @run

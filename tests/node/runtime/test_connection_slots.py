@@ -128,3 +128,30 @@ def test_in_a_network_who_waits_gives_way_to_an_address_that_has_fewer_only() ->
     assert (house.of("2001:db8::1"), house.of("2001:db8::2")) == (1, 7)
     house.come("2001:db8::3", WAITING, 100)
     assert house.of("2001:db8::3") >= 3
+
+
+@dataclass(eq=False)
+class User:
+    """Who has logged in."""
+
+    name: str
+    host: str = ""
+
+
+def test_of_those_who_logged_in_the_newest_of_the_greediest_makes_room_for_a_quarter() -> None:
+    places: Places[User] = Places(3)
+    users = [User(name) for name in "aabaabaa"]
+    for user in users[:-1]:
+        places.put(user, KNOWN)
+
+    def taken() -> User | None:
+        return places.pop_of_greediest(8, KNOWN, lambda user: user.name)
+
+    places.put(User("stranger"), WAITING)
+    places.put(users[-1], KNOWN)
+    assert taken() is users[7] and taken() is users[6]
+    assert taken() is None, "three quarters are theirs"
+    many: Places[User] = Places(3)
+    for name in "aabbccdd":
+        many.put(User(name), KNOWN)
+    assert many.pop_of_greediest(8, KNOWN, lambda user: user.name) is None, "nobody has more"

@@ -248,7 +248,7 @@ def a_manifest() -> manifest.Manifest:
 def producers() -> bytes:
     """Two of them."""
     states = ProducerStates(1000)
-    states.update(1, 0, 0, 4, 4, 1000)
+    states.update(1, 0, 0, 4, 4, 1000, is_transactional=False)
     states.update(2, 3, 7, 0, 5, 1000, True)
     return snapshots.encode(states)
 

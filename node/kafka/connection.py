@@ -1102,9 +1102,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def complete(self, reply: ResponseSlot, segments: list[Segment]) -> None:
         """A response is made; it leaves once all before it have left."""
+        reply.segments = segments
         if self._lost:
             return
-        reply.segments = segments
         if self.transport is not None and self._replies and self._replies[0] is not reply:
             reply.behind_bytes = sum(len(s) for s in segments if type(s) is not FileSlice)
             self._behind_bytes += reply.behind_bytes

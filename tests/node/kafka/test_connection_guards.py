@@ -10,9 +10,12 @@ import pytest
 from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.node.kafka.connection import SMALL_FRAME_BYTES
+from kept.node.kafka.handlers.records.delayed_produce import DelayedProduceRun
 from kept.node.kafka.request_handlers import RequestHandlers
 from kept.node.kafka.response_slot import WAITING_ENTRY_BYTES, WAITING_REQUEST_BYTES
 from kept.node.security.session import Session
+from kept.storage.log.log import AppendInfo
+from tests.support.given import Given
 
 
 @pytest.mark.parametrize("aborted", [None, False, True])
@@ -28,6 +31,39 @@ def test_a_connection_that_is_gone_is_not_gone_on_with(lone, aborted, monkeypatc
     connection.unblock()
     assert served == ([1] if aborted is False else [])
     assert connection._blocked is (aborted is not False)
+
+
+async def test_produced_batches_of_a_connection_that_is_gone_give_back_what_they_held(lone):
+    """Once their time is up: no commit calls them back then, only the fsync does."""
+    flushes = []
+    hosted = Given(
+        sync=True,
+        flush=lambda _, callback: flushes.append(callback),
+        partition__high_watermark=0,
+        partition__when_committed=lambda *_: 1,
+        partition__forget_commit=lambda _: None,
+    )
+    context = Given(
+        runtime=lone.node.parts.runtime,
+        cluster_link__out_of_touch=False,
+        hints__endpoints=lambda *_: [],
+    )
+    (listener,), waiting = lone.node.parts.listeners, lone.node.parts.memory.waiting
+    _, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+    await until(lambda: listener.connections)
+    (connection,) = listener.connections
+    run = connection.open_run(DelayedProduceRun(context, connection, acks=-1, timeout_ms=60_000))
+    one = (9, 1, -1, 60_000, b"t", 0, 0, 0)
+    run.entries.append((one, hosted, AppendInfo(0, 0, -1, 0, False)))
+    run.sync = True
+    writer.close()
+    await until(lambda: not listener.connections)
+    run.written({})
+    assert waiting.used_bytes
+    run._expire()
+    assert waiting.used_bytes, "what an fsync will call is kept"
+    flushes.pop()(None)
+    assert not waiting.used_bytes
 
 
 class Introduced(asyncio.Protocol):

@@ -1012,7 +1012,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _drain(self) -> None:
         """The peer is gone: serve what came before, in turns as always. Nobody hears the answers,
-        so that none is waited for.
+        so that none is waited for, unless too much memory is held by what waits.
         """
         if self._in_event:
             return
@@ -1023,7 +1023,9 @@ class Connection(asyncio.BufferedProtocol):
             self._behind_bytes = 0
         if self._aborted or not self._has_more():
             self._give_everything_back()
-        elif not self._blocked and self._muted is None:
+        elif self._blocked or self._muted is not None:
+            return
+        elif self.listener.between_nodes or self.waiting_account.available(self._regulate_soon):
             self._schedule_turn()
 
     def _has_more(self) -> bool:

@@ -17,6 +17,7 @@ from kept.client.protocol import messages as protocol
 from kept.client.security.tls import client_context, tls_config
 from kept.node.kafka import connection as connections
 from kept.node.kafka.codec import produce as codec
+from kept.node.kafka.request_handlers import RequestHandlers
 from kept.storage.types import Codec, TopicPartition
 from tests.node.conftest import Lone
 from tests.support.certificates import Authority
@@ -162,6 +163,36 @@ def test_so_are_those_of_a_client_that_a_quota_holds_back(
         end(sock)
         await client.gone()
         assert client.end_offset == FRAMES
+
+    client.lone.run(go())
+
+
+def test_no_more_of_them_wait_at_a_time_than_the_budget_allows(
+    connect_by: Callable[[str], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody hears their answers, but each holds memory until it has one."""
+    client = connect_by("SSL")
+    waiting: list[asyncio.Future[bytes]] = []
+
+    def wait(*_: object) -> asyncio.Future[bytes]:
+        waiting.append(client.lone.node.parts.runtime.loop.create_future())
+        return waiting[-1]
+
+    async def go() -> None:
+        sock, connection = await client.connected()
+        monkeypatch.setattr(RequestHandlers, "_handler", lambda *_: wait)
+        connection.waiting_account.limit_bytes = 1
+        connection.mute(50, "request")
+        sock.sendall(protocol.encode_request(3, 4, 1, "c", {"topics": []}) * FRAMES)
+        notify(sock)
+        for served in range(1, FRAMES + 1):
+            await until(lambda served=served: len(waiting) >= served)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert len(waiting) == served
+            waiting[-1].set_result(b"")
+        await client.gone()
+        await until(lambda: not client.lone.node.parts.memory.waiting.used_bytes)
 
     client.lone.run(go())
 

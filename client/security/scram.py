@@ -165,7 +165,8 @@ class ScramServer:
     after the second the client is who ``user`` says and the exchange is ``done``.
 
     ``lookup`` finds what is stored about a user, None for one who does not exist; he is shown what
-    ``decoy`` makes for his name, which must be the same each time. Raises SaslAuthenticationFailed.
+    ``decoy`` makes for his name, which must be the same each time. It is made for all, so that none
+    is told by the time that it takes. Raises SaslAuthenticationFailed.
     """
 
     def __init__(
@@ -208,9 +209,9 @@ class ScramServer:
         self.user = _unescaped(found["user"])
         if found["authzid"] is not None and _unescaped(found["authzid"]) != self.user:
             raise SaslAuthenticationFailed("the client asks to act as another user")
-        stored = self._lookup(self.user)
+        stored, decoy = self._lookup(self.user), self._decoy(self.user)  # each takes as long
         self._exists = stored is not None
-        self._verifier = verifier = self._decoy(self.user) if stored is None else stored
+        self._verifier = verifier = decoy if stored is None else stored
         nonce = found["nonce"] + self._own_nonce
         first = f"r={nonce},s={_encoded(verifier.salt)},i={verifier.iterations}"
         self._without_proof = f"c={_encoded(found['gs2'].encode())},r={nonce}"

@@ -106,7 +106,8 @@ class StoredCredentials:
 
     def _population(self, strongest_first: tuple[ScramMechanism, ...]) -> _Population:
         """Of the users' strongest credentials. The secret is of the one with the smallest salt,
-        which another seldom replaces.
+        which another seldom replaces; of equal salts the smallest key, as the order of the mapping
+        is not that of other nodes.
         """
         current = self._current()
         if self._populations_of is not current:
@@ -122,7 +123,7 @@ class StoredCredentials:
         self, current: CredentialsByUser, strongest_first: tuple[ScramMechanism, ...]
     ) -> _Population:
         shapes = Counter[_Shape]()
-        smallest: ScramCredential | None = None
+        smallest: tuple[bytes, bytes] | None = None
         for (user, mechanism), credential in current.items():
             if mechanism not in strongest_first:
                 continue
@@ -132,9 +133,10 @@ class StoredCredentials:
             is_kafkas = _KAFKA_SALT.fullmatch(credential.salt) is not None
             salt_bytes = 0 if is_kafkas else len(credential.salt)
             shapes[_Shape(mechanism, credential.iterations, salt_bytes)] += 1
-            if smallest is None or credential.salt < smallest.salt:
-                smallest = credential
-        secret = self._nobody if smallest is None else smallest.server_key
+            secret_of = credential.salt, credential.server_key
+            if smallest is None or secret_of < smallest:
+                smallest = secret_of
+        secret = self._nobody if smallest is None else smallest[1]
         if not shapes:
             shapes[_Shape(strongest_first[0], MIN_ITERATIONS, _SALT_BYTES)] = 1
         ordered = tuple(sorted(shapes))

@@ -98,6 +98,21 @@ def test_an_unknown_user_fails_at_the_end_as_a_wrong_password_does() -> None:
     assert ends[0] == ends[1]
 
 
+def test_an_answer_takes_a_known_user_as_long_as_an_unknown_one() -> None:
+    """What is made up costs some microseconds: it is made for everybody."""
+    made: list[str] = []
+
+    def decoy(user: str) -> ScramCredential:
+        made.append(user)
+        return DECOY
+
+    for name, shown in (("user", KEYS[SHA_256]), ("nobody", DECOY)):
+        server = ScramServer(SHA_256, {"user": KEYS[SHA_256]}.get, decoy)
+        challenge = server.step(ScramClient(SHA_256, name, "pencil").step(None))
+        assert challenge is not None and base64.b64encode(shown.salt) in challenge
+    assert made == ["user", "nobody"]
+
+
 def test_who_knows_what_is_made_up_for_an_unknown_user_still_fails() -> None:
     """The decoy's keys may be guessed: the exchange fails because there is no such user."""
     server = ScramServer(SHA_256, lambda _: None, lambda _: KEYS[SHA_256])

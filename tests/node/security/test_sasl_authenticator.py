@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 import pytest
+from msgspec import structs
 
 from kept.client.security.scram import ScramClient
 from kept.cluster.security.credentials import ScramCredential, ScramMechanism
@@ -216,6 +217,22 @@ def test_what_an_unknown_user_is_shown_looks_stored_and_does_not_change() -> Non
     nobody = StoredCredentials(dict)
     assert nobody.decoy("SCRAM-SHA-512", "bob") == nobody.decoy("SCRAM-SHA-512", "bob")
     assert nobody.for_password("bob").exists is False
+
+
+def test_nodes_that_have_users_in_another_order_show_the_same() -> None:
+    """Also where a script gave all users one salt."""
+    users = {
+        (f"u{number}", ScramMechanism.SCRAM_SHA_256): structs.replace(
+            ADA, server_key=bytes([number]) * 32
+        )
+        for number in range(3)
+    }
+    backwards = dict(reversed(users.items()))
+    shown = [
+        StoredCredentials(mapping.copy).decoy("SCRAM-SHA-256", "bob")
+        for mapping in (users, backwards)
+    ]
+    assert shown[0] == shown[1]
 
 
 def test_unknown_users_are_shown_what_known_ones_are() -> None:

@@ -107,7 +107,7 @@ class JsonApi:
             status, again_s, data = self._ask(method, url, body)
             if again_s is None or status != UNAVAILABLE or monotonic() + again_s >= until:
                 return self._judge(method, url, status, data)
-            sleep(again_s)
+            sleep(max(1, again_s))
 
     def _ask(self, method: str, url: str, body: bytes | None) -> tuple[int, int | None, bytes]:
         """The answer: its status, in how many seconds to come again if it says so, its body."""

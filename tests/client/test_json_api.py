@@ -276,6 +276,7 @@ def crowded(times: int, again: str, asked: list[str]) -> type[BaseHTTPRequestHan
     ("crowd", "slept", "served"),
     [
         ((2, "1"), [1, 1], True),
+        ((2, "0"), [1, 1], True),
         ((3, "7"), [7, 7], False),
         ((1, "20"), [], False),
         ((1, ""), [], False),

@@ -520,9 +520,10 @@ class NodeSettings:
         "for a login: of an address that has more than its share (a quarter, or less where there "
         "are more addresses), else of the one that waited longest. Where none waits it takes that "
         "of the newest of such an address; of requests whose login was accepted, only where these "
-        "hold more than three quarters, of the user who has most, if that is more than one; else "
-        "it gets 503. An address of IPv6 counts with its /64, where one that has more gives way to "
-        "one that has fewer. /healthz and /readyz are served beyond it."
+        "hold more than three quarters, of the user who has most, if that is more than a quarter "
+        "(of less than four places: never); else it gets 503. An address of IPv6 counts with its "
+        "/64, where one that has more gives way to one that has fewer. /healthz and /readyz are "
+        "served beyond it."
     )
     http_hosts = _listing("", ours=True).means(
         "Host names, beyond localhost, this machine's and the listeners' own, that may appear in "

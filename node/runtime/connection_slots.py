@@ -88,7 +88,8 @@ class Places(Generic[T]):
     ) -> T | None:
         """Take a place for whoever has yet to log in, where all ``limit`` are taken: that of the
         newest of ``rank`` which ``may_go`` of the user who has most of that, if it is more than a
-        quarter of all, and while ``rank`` has more than three.
+        quarter of all, and while ``rank`` has more than three quarters. Of less than four places
+        none is taken.
         """
         members, quarter = self._by_rank[rank], limit // MIN_SHARES
         if len(members) <= limit - quarter:

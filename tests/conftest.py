@@ -98,6 +98,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected is no garbage: the collector, which would walk it again and
+    again, waits for its end.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: every later collection of garbage passes it over."""
     gc.collect()

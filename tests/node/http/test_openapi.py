@@ -40,8 +40,8 @@ from tests.support.certificates import Authority
 from tests.support.grpc_calls import basic
 from tests.support.token_issuer import Issuer
 
-DOCUMENT = yaml.safe_load(
-    (Path(__file__).resolve().parents[3] / "docs" / "openapi.yaml").read_text()
+DOCUMENT = yaml.load(
+    (Path(__file__).resolve().parents[3] / "docs" / "openapi.yaml").read_text(), yaml.CSafeLoader
 )
 OPERATIONS = {
     (method.upper(), path): operation

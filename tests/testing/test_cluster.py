@@ -46,17 +46,19 @@ def test_a_node_keeps_port_and_data_through_stop_and_kill(kept_cluster):
         assert len(client.topic(topic).partitions) == 2
 
 
-def test_a_first_start_without_waiting_keeps_its_port():
+def test_a_first_start_without_waiting_keeps_its_port_and_its_files_are_removed_at_the_end():
     cluster = Cluster()
     try:
         cluster.start(wait=False)
-        port = cluster.port()
+        port, temporary = cluster.port(), cluster.directory
         cluster.await_ready()
+        assert os.path.isdir(temporary)
         cluster.kill()
         cluster.start()
         assert cluster.port() == port
     finally:
         cluster.close()
+    assert not os.path.exists(temporary)
 
 
 def test_nodes_started_one_by_one_are_one_cluster():
@@ -103,11 +105,7 @@ def test_a_node_that_cannot_start_says_why():
         Cluster(num_partitions="many").__enter__()
 
 
-def test_files_are_removed_unless_a_directory_was_given(tmp_path):
-    with Cluster() as cluster:
-        temporary = cluster.directory
-        assert os.path.isdir(temporary)
-    assert not os.path.exists(temporary)
+def test_files_stay_where_a_directory_was_given(tmp_path):
     with Cluster(directory=tmp_path / "mine") as cluster:
         assert cluster.data_dir().startswith(str(tmp_path))
     assert (tmp_path / "mine" / "node-0" / "kept.log").exists()
@@ -165,7 +163,7 @@ def test_a_port_is_drawn_once_in_this_process_and_in_others(monkeypatch):
 
 
 def test_a_closed_cluster_gives_its_ports_back(kept_cluster, monkeypatch):
-    cluster = kept_cluster(nodes=2)
+    cluster = kept_cluster()
     monkeypatch.setattr(ports, "LOWEST", cluster.port())
     monkeypatch.setattr(ports, "HIGHEST", cluster.port())
     cluster.kill(0)

@@ -7,6 +7,7 @@ with the descriptors that become its 0, 1 and 2; the answer is its exit status.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -31,6 +32,10 @@ class CommandServer:
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
         )
         theirs.close()
+
+    def fileno(self) -> int:
+        """The socket on which it is asked, for a process that asks in the place of this one."""
+        return self._socket.fileno()
 
     def run(
         self, arguments: list[str], given: bytes, deadline_s: float, **more: Any
@@ -64,7 +69,11 @@ class CommandServer:
 
 
 def preload() -> None:
-    """Import every command, and what most of them use."""
+    """Import every command, and what most of them use: also the messages, a half of what a short
+    command takes.
+    """
+    from kio.static.constants import EntityType
+
     from kept.cli.root import kept
 
     groups: list[click.Group] = [kept]
@@ -73,8 +82,17 @@ def preload() -> None:
         context = click.Context(group)
         found = [group.get_command(context, name) for name in group.list_commands(context)]
         groups += [one for one in found if isinstance(one, click.Group)]
+    import kept.cli.run
     import kept.client.client
     import kept.node.process
+    from kept.client.protocol import messages as protocol
+    from kept.node.kafka import api
+
+    for served in api.APIS:
+        for kind in (EntityType.request, EntityType.response):
+            protocol.message_type(served.key, served.max_version, kind)
+    "localhost".encode("idna")  # as a name is resolved
+    gc.freeze()  # no command collects what it did not make
 
 
 def serve(requests: socket.socket) -> None:

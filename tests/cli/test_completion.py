@@ -165,14 +165,26 @@ class Terminal:
         return shown
 
 
+FORKED = """
+import json, os, socket, sys
+with socket.socket(fileno=int(sys.argv[1])) as server:
+    message = {"arguments": sys.argv[2:], "environ": dict(os.environ), "cwd": os.getcwd()}
+    socket.send_fds(server, [json.dumps(message).encode()], [0, 1, 2])
+    sys.exit(int(server.recv(64)))
+"""
+"""``kept`` as the process that serves commands forks it: nothing is imported anew at each Tab."""
+
+
 @contextmanager
 def shell(kept: Kept, directory: Path, *command: str) -> Iterator[Terminal]:
     """A shell where ``kept`` completes, and otherwise prints what it was given."""
+    (directory / "forked.py").write_text(FORKED)
+    server = kept.server.fileno()
     program = directory / "kept"
     program.write_text(
         "#!/bin/sh\n"
         f'test -z "$COMP_LINE" && test "$1" != completion && echo "ran=<$*>" && exit\n'
-        f'exec {sys.executable} -m kept "$@"\n'
+        f'exec {sys.executable} -I -S {directory}/forked.py {server} "$@"\n'
     )
     program.chmod(0o755)
     more = {"PATH": f"{directory}:{os.environ['PATH']}", "TERM": "dumb", "HOME": str(directory)}
@@ -185,6 +197,7 @@ def shell(kept: Kept, directory: Path, *command: str) -> Iterator[Terminal]:
         env=kept.environ | more,
         start_new_session=True,
         cwd=directory,
+        pass_fds=[server],
     )
     os.close(theirs)
     try:

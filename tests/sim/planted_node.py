@@ -139,10 +139,11 @@ def told_that_all_is_well(_: Any) -> Any:
 plant(
     "nodes-ack-before-replicas",
     "nodes",
-    2,
+    5,
     "acknowledged lost order",
     "acks=all waits until the high watermark passes",
     ("kept.replication.partition.Partition.when_committed", acknowledged_by_the_leader_alone),
+    suffer_s=2.0,
 )
 plant(
     "nodes-ack-after-leadership",

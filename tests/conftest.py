@@ -80,6 +80,7 @@ LONGEST = (
     "tests/testing/test_cluster.py",
     "tests/node/replicas/test_damaged_files.py",
     "tests/cli/",
+    "tests/test_tidy.py",
 )
 """These begin first: one that came last would run alone."""
 

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 MARK: Final = "manifest-applied"
 """Name of the mark in the partition's directory; ``<epoch> <generation>`` and a newline."""
-_PRESENT: Final = {(layout.LOG, ""), (layout.LOG, layout.SWAP)}
 DEFAULT_HISTORY_BYTES: Final = 16 << 20
 """kept.compaction.history.bytes: the removal journal of one partition."""
 
@@ -260,13 +259,14 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
     applied = read_mark(directory, disk)
     parsed = [p for name in names if (p := layout.parse_segment_file(name))]
     states = {p.state for p in parsed}
-    bases = {p.base_offset for p in parsed if (p.kind, p.state) in _PRESENT}
+    present: dict[int, int] = {}
     retired: dict[int, int] = {}
     for p in parsed:
-        if (p.kind, p.state) == (layout.LOG, layout.DELETED):
-            path = layout.segment_file(directory, p.base_offset, layout.LOG, layout.DELETED)
+        if p.kind == layout.LOG and p.state != layout.CLEANED:
+            sizes = retired if p.state == layout.DELETED else present
+            path = layout.segment_file(directory, p.base_offset, layout.LOG, p.state)
             with suppress(FileNotFoundError):  # a thread may be removing what went before
-                retired[p.base_offset] = disk.stat(path).size_bytes
+                sizes[p.base_offset] = disk.stat(path).size_bytes
     pending = [generation for generation in manifests(directory, disk) if generation != applied]
     newest = _newest(pending, applied)
     if newest is not None and layout.CLEANED in states:
@@ -278,7 +278,8 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
         path = layout.manifest_file(directory, *newest)
         decoded, plan = manifest.decode(path, disk.read(path))
         unfinished = plan if layout.SWAP in states else None
-        return replace(state_of(decoded, unfinished), log_start=_log_start(decoded, bases, retired))
+        log_start = _log_start(decoded, present, retired)
+        return replace(state_of(decoded, unfinished), log_start=log_start)
     if applied is None:
         return CompactionState()
     path = layout.manifest_file(directory, *applied)
@@ -286,26 +287,31 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
         decoded, _ = manifest.decode(path, disk.read(path))
     except FileNotFoundError as error:
         raise DamagedData(path, -1, -1, f"it is missing, and {MARK} names it") from error
-    return replace(state_of(decoded), log_start=_log_start(decoded, bases, retired))
+    return replace(state_of(decoded), log_start=_log_start(decoded, present, retired))
 
 
-def _log_start(found: Manifest, bases: set[int], retired: dict[int, int]) -> int:
-    """Where the log starts by what retention was taking; 0: nothing tells.
+def _log_start(found: Manifest, present: dict[int, int], retired: dict[int, int]) -> int:
+    """Where the log starts by what retention was taking; 0: nothing tells. The segments are given
+    with their bytes by base offset.
 
     It renames the oldest segments, and nothing syncs their names at once: after a power cut those
     below one that it took may be back, and the gap would be taken for a loss. What it took is what
-    compaction left there; an input of a swap is of another size, but where only delete horizons
-    were set. Its output is in place then, or waits as ``.swap``, and missing it is a loss.
+    compaction left there, and so is what came back; anything else below is a log that was begun
+    anew since. An input of a swap is of another size, but where only delete horizons were set. Its
+    output is in place then, or waits as ``.swap``, and missing it is a loss.
     """
-    return max(
+    left = {output.base_offset: output.size_bytes for output in found.segments}
+    start = max(
         (
             output.end_offset
             for output in found.segments
             if retired.get(output.base_offset) == output.size_bytes
-            and output.base_offset not in bases
+            and output.base_offset not in present
         ),
         default=0,
     )
+    below = {base: size for base, size in present.items() if base < start}
+    return start if below.items() <= left.items() else 0
 
 
 def complete_swap(directory: str, disk: Disk, state: CompactionState) -> CompactionState:

@@ -32,23 +32,27 @@ def test_a_mark_without_its_manifest_is_damage_and_can_be_cleared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("retired", "start"),
+    ("retired", "back", "start"),
     [
-        ({10: 300, 20: 300}, 30),
-        ({10: 300}, 20),  # the next one is missing, and nothing tells why
-        ({20: 300}, 30),  # retention takes the oldest: 10 went before it
-        ({}, 0),
-        ({0: 300, 30: 300}, 0),  # names that are there, too
-        ({10: 301, 20: 299}, 0),  # inputs of a swap
+        ({10: 300, 20: 300}, {0: 300}, 30),
+        ({10: 300}, {0: 300}, 20),  # the next one is missing, and nothing tells why
+        ({20: 300}, {0: 300}, 30),  # retention takes the oldest: 10 went before it
+        ({20: 300}, {}, 30),
+        ({}, {0: 300}, 0),
+        ({0: 300, 30: 300}, {0: 300}, 0),  # names that are there, too
+        ({10: 301, 20: 299}, {0: 300}, 0),  # inputs of a swap
+        ({10: 300, 20: 300}, {0: 0}, 0),  # the log was begun anew there
+        ({10: 300, 20: 300}, {25: 0}, 0),
+        ({10: 300, 20: 300}, {0: 500}, 0),  # it has what is left of the others
     ],
 )
-def test_where_a_log_starts_by_what_retention_was_taking(retired, start) -> None:
+def test_where_a_log_starts_by_what_retention_was_taking(retired, back, start) -> None:
     outputs = [
         OutputSegment(base, end, BitMap([1]), size_bytes=300)
         for base, end in ((0, 10), (10, 20), (20, 30), (30, 100))
     ]
     found: Any = Given(segments=outputs)
-    assert apply._log_start(found, {0, 30, 40}, retired) == start
+    assert apply._log_start(found, back | {30: 300, 40: 0}, retired) == start
 
 
 def start_of(w, disk) -> tuple[Log, ManifestStatus]:
@@ -119,3 +123,22 @@ def test_an_input_whose_output_waits_is_no_trace_of_retention(world) -> None:
     log, status = start_of(w, w.disk.after_kill())
     assert status.applied is not None and log.log_start_offset == 0
     assert log.segments.bases == [0, 1, 2] and log.segments[1].size_bytes == size
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_log_that_was_begun_anew_below_what_retention_took_starts_there(world, offset) -> None:
+    """After an unclean election it follows a leader that still has what went here. A kill comes
+    before the manifest is forgotten: the log would start above what its leader has.
+    """
+    w = world(cleanup_policy=frozenset({"compact", "delete"}), segment_bytes=100)
+    for number in range(4):
+        w.append((b"k%d" % number, b"v"))
+        w.roll()
+    w.clean()
+    w.log.advance_log_start(2)
+    w.log.delete_old_segments(w.now, w.log.log_end_offset, by_policy=False)
+    assert w.disk.exists(layout.segment_file("/t-0", 1, layout.LOG, layout.DELETED))
+    w.log.truncate_fully_and_start_at(offset)
+    log, status = start_of(w, w.disk.after_kill())
+    assert (log.log_start_offset, log.log_end_offset) == (offset, offset)
+    assert status.lost

@@ -110,6 +110,7 @@ class VerificationGuards:
             self._put(self._guards, producer_id, guard)
         elif epoch == guard.epoch:
             guard.lowest_sequence = min(guard.lowest_sequence, sequence)
+            self._put(self._guards, producer_id, guard)
         return guard
 
     def note_coordinator_epoch(self, producer_id: int, epoch: int) -> None:

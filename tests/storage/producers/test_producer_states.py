@@ -516,11 +516,13 @@ def test_all_logs_of_a_node_have_so_many_guards_together() -> None:
     first.guards.note_coordinator_epoch(7, 1)
     assert second.guards.get(0) is None and first.guards.coordinator_epoch(7) == 1
     first.guards.note_coordinator_epoch(7, 2)
-    assert guard(first, pid=1) is held[2] and len(quota.verifications) == 5
+    assert guard(first, pid=1) is held[2], "asked once more, so young again"
+    assert len(quota.verifications) == 5
     guard(second, epoch=1, pid=1)  # asked anew, so the youngest
     assert len(quota.verifications) == 5
     guard(first, pid=9)
-    assert first.guards.get(1) is None and second.guards.get(1) is not None
+    assert first.guards.get(2) is None and first.guards.get(1) is held[2]
+    assert second.guards.get(1) is not None
     second.update(1, 1, 0, 0, 6, 0, True)
     second.update_marker(2, 0, 7, 0, 7, False)
     assert len(second.guards) == 0 and len(quota.verifications) == 3

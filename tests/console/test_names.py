@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kept.storage.types import TopicPartition
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.chromium,
@@ -38,4 +40,28 @@ def test_beside_a_long_name_of_a_topic_short_words_stay_whole(kept_cluster, chro
     lines = "all => all.map(one => one.getClientRects().length)"
     assert page.locator("tbody a").evaluate_all(lines)[0] > 1, "the name is in several lines"
     assert page.locator("tbody a:text-is('records')").evaluate_all(lines) == [1]
+    assert wrong == []
+
+
+def test_groups_whose_names_begin_with_two_underscores_are_listed_when_asked_for(
+    kept_cluster, chromium
+):
+    from tests.console import browser
+
+    cluster = kept_cluster()
+    topic = cluster.create_topic()
+    page, wrong = browser.opened(chromium)
+    with cluster.client() as client:
+        client.commit("__tool", {TopicPartition(topic, 0): 0})
+        browser.show(page, cluster.url(), "#groups")
+        assert browser.rows(page, "Consumer groups") == []
+        assert page.locator(".empty code").count() == 1
+        client.commit("readers", {TopicPartition(topic, 0): 0})
+    page.reload()
+    page.wait_for_selector("td a:text-is('readers')")
+    assert [row["Group"] for row in browser.rows(page, "Consumer groups")] == ["readers"]
+    page.check("#internal")
+    page.wait_for_selector("td a:text-is('__tool')")
+    listed = [row["Group"] for row in browser.rows(page, "Consumer groups")]
+    assert sorted(listed) == ["__tool", "readers"]
     assert wrong == []

@@ -5,10 +5,12 @@ import { chart, nowAfter } from "./charts.js";
 import { first, kept } from "./command.js";
 import {
   button, count, crumbs, facts, form, hash, input, label, link, make, plural, quiet, select, table,
+  tick,
 } from "./dom.js";
 
 const SAMPLED_MS = 15000;
 let filter = "";
+let internal = false;
 
 export const unanswered = (list) =>
   list.map((one) => make("p", { class: "bad" }, `Node ${one.node} does not answer: ${one.reason}`));
@@ -21,14 +23,15 @@ export function lagOf(group) {
 }
 
 // A filter for what the node lists: it leaves out what would be too long.
-export function nameFilter(page, chosen, change) {
+export function nameFilter(page, chosen, change, ...others) {
   const box = input("filter", chosen, { type: "search", placeholder: "part of a name" });
   const submit = () => {
     change(box.value);
     page.refresh();
   };
   box.addEventListener("change", submit);
-  return form("Filter", [label("Filter by name", box), make("button", { class: "main" }, "Filter")], submit);
+  const apply = make("button", { class: "main" }, "Filter");
+  return form("Filter", [label("Filter by name", box), ...others, apply], submit);
 }
 
 export const listed = (found, rows, what) =>
@@ -39,7 +42,9 @@ export const groups = {
   poll: 10000,
   load: () => api("groups", { name: filter }),
   render(found, page) {
-    const rows = found.groups.map((group) => [
+    // As in `kept group list`: names that begin so are of tools of the cluster.
+    const shown = found.groups.filter((group) => internal || !group.group.startsWith("__"));
+    const rows = shown.map((group) => [
       link(hash("group", group.group), group.group),
       group.state,
       count(group.members),
@@ -47,14 +52,19 @@ export const groups = {
       `node ${group.coordinator}`,
       group.topics.join(", ") || "–",
     ]);
+    const any = rows.length || filter || internal || found.left_out;
+    const more = tick("internal", "internal groups too", internal, (ticked) => {
+      internal = ticked;
+      page.refresh();
+    });
     return [
       make("h1", {}, "Consumer groups"),
-      nameFilter(page, filter, (name) => { filter = name; }),
-      rows.length || filter
+      nameFilter(page, filter, (name) => { filter = name; }, more),
+      any
         ? table("Consumer groups", ["Group", "State", ["Members", "number"], ["Lag", "number"], "Coordinator", "Topics"], rows)
         : first("There is no consumer group yet. This makes one that reads a topic:",
           kept(["consume"], "orders", [["--group", "readers"]])),
-      rows.length || filter ? listed(found, found.groups, "group") : "",
+      any ? listed(found, rows, "group") : "",
       unanswered(found.unanswered),
     ];
   },

@@ -59,7 +59,7 @@ svg.big { height: 2rem } .stays { fill: var(--stays) } .plain { fill: var(--plai
 @media print { .scroll { overflow: visible } tr { break-inside: avoid } }
 """
 _HATCH: Final = (
-    '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'
+    '<svg style="position:absolute;width:0;height:0" aria-hidden="true"><defs>'
     '<pattern id="goes" width="8" height="8" patternUnits="userSpaceOnUse" '
     'patternTransform="rotate(45)"><rect class="ground" width="8" height="8"/>'
     '<line class="hatch" x1="2" y1="0" x2="2" y2="8"/></pattern></defs></svg>'

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
+import pytest
+
 from kept.pipeline.jobs.analysis import Analysis
 from kept.pipeline.jobs.report import MOST_PARTITIONS, page
 
@@ -123,3 +125,19 @@ def test_a_topic_without_records() -> None:
     zeroes = dict.fromkeys(FIGURES, 0)
     made = page(Analysis("t", 0, 0, zeroes, "latest", [{"partition": 0, **zeroes}]))
     assert "of 0 records" in made and made.count('<p class="quiet">none</p>') == 4
+
+
+@pytest.mark.slow
+@pytest.mark.chromium
+def test_nothing_makes_the_page_wider_than_its_window() -> None:
+    from tests.console import browser
+
+    partitions = [{"partition": n, **FIGURES} for n in range(30)]
+    prefixes = [{"prefix": "long." * 40, **FIGURES}]
+    made = page(Analysis("t", 0, 10, FIGURES, "latest", partitions, prefixes))
+    with browser.chromium() as chromium:
+        for width in (1200, 390):
+            shown, wrong = browser.opened(chromium, width=width)
+            shown.set_content(made)
+            assert shown.evaluate("document.documentElement.scrollWidth") == width
+            assert wrong == []

@@ -516,14 +516,15 @@ class NodeSettings:
         "An HTTP connection that sends no whole request for so long is closed."
     )
     http_max_connections = _integer("256", low=1, ours=True).means(
-        "HTTP connections at a time. One more takes the place of one that waits for a request or "
-        "for a login: of an address that has more than its share (a quarter, or less where there "
-        "are more addresses), else of the one that waited longest. Where none waits it takes that "
-        "of the newest of such an address; of requests whose login was accepted, only where these "
-        "hold more than three quarters, of the user who has most, if that is more than a quarter "
-        "(of less than four places: never); else it gets 503. An address of IPv6 counts with its "
-        "/64, where one that has more gives way to one that has fewer. /healthz and /readyz are "
-        "served beyond it."
+        "HTTP connections at a time. If all are taken, a new one replaces another: one that waits "
+        "for a request or for a login (of an address that has more than its share, which is a "
+        "quarter, or less where there are more addresses; else the one that waited longest), else "
+        "the newest of an address that has more than its share. Requests whose login was accepted "
+        "are replaced only where they hold more than three quarters: the newest of the user who "
+        "has most, if he has more than a quarter (never, if there are fewer than four places). If "
+        "none can be replaced, the new one gets 503. Addresses of one IPv6 /64 count as one; "
+        "among them one that has more gives way to one that has fewer. /healthz and /readyz are "
+        "served beyond this limit."
     )
     http_hosts = _listing("", ours=True).means(
         "Host names, beyond localhost, this machine's and the listeners' own, that may appear in "
@@ -538,18 +539,21 @@ class NodeSettings:
         "Pages of the console that are told at once what moves; the others ask from time to time."
     )
     grpc_max_connections = _integer("256", low=1, ours=True).means(
-        "gRPC connections at a time. Where anybody logs in, one more takes the place of one that "
-        "has not, or of a user who has more than a quarter; elsewhere, of one without a call, or "
-        "of an address that has more than its share (a quarter, or less where there are more "
-        "addresses). Where there is none it is closed."
+        "gRPC connections at a time. If all are taken, a new one replaces another. Where "
+        "anybody logs in: one without a login or without a call, else, where those with both "
+        "hold more than three quarters, the newest of the user who has most, if he has more "
+        "than a quarter. Elsewhere: one without a call, or of an address that has more than its "
+        "share (a quarter, or less where there are more addresses). If none can be replaced, "
+        "the new one is closed."
     )
     grpc_max_requests = _integer("256", low=1, ours=True).means(
-        "gRPC calls at a time, streams included. One more takes the place of one whose caller has "
-        "not logged in, where anybody does, or whose request has not come, or whose response is "
-        "not taken for a second, or whose user has more than a quarter, or, where nobody logs in, "
-        "whose address has more than its share; where there is none it is answered "
-        "RESOURCE_EXHAUSTED. Each holds a Kafka connection to a leader and what it reads ahead, "
-        "about a megabyte."
+        "gRPC calls at a time, streams included. If all are taken, a new one replaces another. "
+        "Where anybody logs in: one without a login, else, where those with one hold more than "
+        "three quarters, the newest of the user who has most, if he has more than a quarter. "
+        "Elsewhere: one of an address that has more than its share. In both cases also one "
+        "whose request has not come, or whose response is not taken for a second. If none can "
+        "be replaced, the new one is answered RESOURCE_EXHAUSTED. Each call holds a Kafka "
+        "connection to a leader and what it reads ahead, about a megabyte."
     )
     grpc_request_max_bytes = _integer("4194304", low=1024, high=1 << 30, ours=True).means(
         "Largest message of a gRPC client."
@@ -678,9 +682,10 @@ class NodeSettings:
         "is what new connections have: new certificates need no restart."
     )
     tls_handshakes = _integer("256", low=1, ours=True).means(
-        "Handshakes of TLS under way at a time, of each listener by itself, from a client's whole "
-        "first message on; beyond, the oldest is closed. They have kept.silent.ms, as that message "
-        "and what comes after them do."
+        "TLS handshakes at a time, of each listener by itself: a handshake counts once the "
+        "client's first message is there whole. If there are more, the oldest is closed. A "
+        "handshake has kept.silent.ms, and so have that first message and what comes after the "
+        "handshake."
     )
 
     # Consumer groups.

@@ -19,7 +19,7 @@ its answer to be taken, ``kept.http.max.connections``, of which each network has
 (:mod:`kept.node.runtime.connection_slots`): one more takes the place of one that waits for a
 request or for a login, and where none does, of the newest of a network that has more than its
 share. Those whose requests are served for a login give way where they hold more than three quarters
-of the places, and then the newest of the user who has most, if that is more than a quarter.
+of the places: the newest of the user who has most, if he has more than a quarter.
 Where there is no place some probes have some behind them, as behind the listener's limits.
 One request at a time per connection; while it is served, nothing is read. Quotas of clients hold
 (:mod:`kept.node.security.client_usage`): over one of them a request waits for :data:`THROTTLE_S` at

@@ -72,6 +72,8 @@ from kept.storage.types import MAX_INT32, NO_PRODUCER_ID, TopicPartition
 TOMBSTONES_PER_APPEND: Final = 500
 IDS_PER_TICK: Final = 1000
 """How many ids are checked for expiry at once: a million hold up no request."""
+ABORTS_PER_TICK: Final = 100
+"""How many transactions that are open for too long are aborted at once: each takes 50 us."""
 NEXT_IDS_MS: Final = 5
 """Until the next so many are."""
 NOISE_INTERVAL_MS: Final = 60_000
@@ -147,6 +149,8 @@ class TransactionCore:
         """Those of the ids whose transaction is open or ends."""
         self._unchecked: Iterator[str] | None = None
         """Ids that are still to be checked for expiry, while that goes on."""
+        self._overdue: Iterator[str] | None = None
+        """Ids whose transaction is still to be aborted, while that goes on."""
         self.pending: dict[int, PendingTransition] = {}
         self.counts: Counter[str] = Counter()
         """Transactions ``started``, ``committed``, ``aborted``, ``timed_out`` since the load."""
@@ -226,7 +230,7 @@ class TransactionCore:
         """See :meth:`.core.ShardCore.release`."""
         given_up, self._given_up = self._given_up, ()
         ids, self._released_ids = self._released_ids, TransactionalIds()
-        self._unchecked = None
+        self._unchecked = self._overdue = None
         yield from self.timers.release()
         for table in given_up:
             yield from freed(table)
@@ -272,7 +276,6 @@ class TransactionCore:
         while (timer := self.timers.pop_due(now_ms)) is not None:
             match timer:
                 case AbortTimedOut():
-                    self._schedule(ABORT_KEY)
                     self._abort_timed_out()
                 case RemoveExpired():
                     self._remove_expired()
@@ -602,9 +605,22 @@ class TransactionCore:
     # Timeouts and expiry.
 
     def _abort_timed_out(self) -> None:
-        for transactional_id, held in self._unfinished.items():
-            if held.deadline_ms is not None and held.deadline_ms < self.now_ms:
-                self._fence_timed_out(transactional_id)
+        if self._overdue is None:
+            self._overdue = iter(
+                [
+                    transactional_id
+                    for transactional_id, held in self._unfinished.items()
+                    if held.deadline_ms is not None and held.deadline_ms < self.now_ms
+                ]
+            )
+        overdue = tuple(islice(self._overdue, ABORTS_PER_TICK))
+        if len(overdue) == ABORTS_PER_TICK:
+            self.timers.set(ABORT_KEY, self.now_ms + NEXT_IDS_MS, AbortTimedOut())
+        else:
+            self._overdue = None
+            self._schedule(ABORT_KEY)
+        for transactional_id in overdue:
+            self._fence_timed_out(transactional_id)
 
     def _fence_timed_out(self, transactional_id: str) -> None:
         held = self.ids.get(transactional_id)

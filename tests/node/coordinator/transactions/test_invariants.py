@@ -23,6 +23,7 @@ from kept.node.coordinator.transactions import markers as mk
 from kept.node.coordinator.transactions import transaction as txn
 from kept.node.coordinator.transactions.connections import ConnectionOrder
 from kept.node.coordinator.transactions.core import (
+    ABORTS_PER_TICK,
     IDS_PER_TICK,
     NEXT_IDS_MS,
     TransactionCore,
@@ -317,6 +318,37 @@ def test_expired_ids_are_forgotten_some_at_a_time() -> None:
         now += NEXT_IDS_MS
     assert forgotten == [IDS_PER_TICK, IDS_PER_TICK, 1]
     assert core.ids == {}
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_transactions_that_time_out_together_are_aborted_some_at_a_time(refused: bool) -> None:
+    """One that the log refuses waits for the next time, and hinders no other one."""
+    core = TransactionCore(history().core.settings, 0, 1)
+    count = 2 * ABORTS_PER_TICK + 1
+    for number in range(count):
+        partitions = frozenset({P0})
+        opened = TransactionMetadata(number, 0, 60_000, txn.ONGOING, partitions, 0, 0)
+        core.replay(TransactionRecord(f"id{number}", opened, 1))
+    finished(core.loaded(0))
+    now = core.settings.abort_timed_out_interval_ms
+    while now <= 60_000:
+        assert not core.tick(now)
+        now = core.timers.deadline(("abort-timed-out",))
+    aborted = []
+    for _ in range(3):
+        appends = [e for e in core.tick(now) if isinstance(e, AppendRecords)]
+        aborted.append(sum(len(append.records) for append in appends))
+        for append in appends:
+            if refused:
+                error = ErrorCode.coordinator_not_available
+                core.step(AppendRejected(append.append, error), now)
+            else:
+                core.step(AppendCommitted(append.append), now)
+        now += NEXT_IDS_MS
+    assert aborted == [ABORTS_PER_TICK, ABORTS_PER_TICK, 1]
+    assert core.counts["timed_out"] == count
+    next_ms = now - NEXT_IDS_MS + core.settings.abort_timed_out_interval_ms
+    assert core.timers.deadline(("abort-timed-out",)) == next_ms
 
 
 def test_a_marker_that_waits_nowhere_is_refused() -> None:

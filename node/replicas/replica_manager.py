@@ -23,7 +23,7 @@ from kept.node.replicas.log_lifecycle import LogLifecycle
 from kept.node.replicas.log_opener import LogOpener, Opened, Opening
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.status import ManifestStatus
-from kept.node.replicas.replica_settings import ReplicaSettings
+from kept.node.replicas.replica_settings import ReplicaSettings, throttles_of
 from kept.node.replicas.stray_logs import StrayLogs
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import Pace
@@ -382,7 +382,7 @@ class ReplicaManager:
         hosted.compaction = state
         hosted.manifests = ReplicaManifests(self._manifests, hosted)
         self.settings.apply(hosted, opening.config)
-        self.settings.throttle(self.image, tp.topic, (hosted,))
+        self.settings.throttle(hosted, throttles_of(self.image, tp.topic))
         self._table.partitions[tp] = partition
         self._table.replicas[tp] = hosted
         opening.directory.directory.serve(tp)
@@ -406,9 +406,9 @@ class ReplicaManager:
             await self._delete(gone, pace)
         topics = [name for kind, name in delta.configs if kind == ResourceType.TOPIC]
         if len(topics) != len(delta.configs):
-            self.settings.reconfigure(image, None)
+            await self.settings.reconfigure(image, None)
         elif topics:
-            self.settings.reconfigure(image, topics)
+            await self.settings.reconfigure(image, topics)
         for created in delta.topics_created:
             self._register(created)
         for change in delta.partitions:

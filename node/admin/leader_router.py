@@ -22,6 +22,7 @@ from kept.node.admin.compaction.compaction_status import PassOutcome, outcome
 from kept.node.admin.peer_http import CALL_S
 from kept.node.admin.results import OMITTED, OfPartition, Omitted, Remote
 from kept.node.runtime.tasks import gather_or_cancel
+from kept.node.runtime.time_slices import checkpoint
 from kept.storage.errors import (
     InvalidRequest,
     KeptError,
@@ -196,7 +197,8 @@ class LeaderRouter:
 
     async def _compact_here(self, topic: str, numbers: list[int], wait: bool) -> _Progress:
         progress, passes = _Progress(), {}
-        for number in numbers:
+        for position, number in enumerate(numbers):
+            await checkpoint(position)
             tp = TopicPartition(topic, number)
             hosted = self.table.replicas.get(tp)
             if hosted is None or not hosted.partition.is_leader:

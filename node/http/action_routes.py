@@ -136,6 +136,7 @@ async def _produce(node: RouteContext, p: Parameters) -> Any:
     "offset",
     "timestamp",
     "dry_run",
+    large=True,
     access=COMMIT_OFFSETS,
     changes=_reset_names,
     needs_actions=True,

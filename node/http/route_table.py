@@ -99,9 +99,7 @@ def route(
                 return result
             if not request.session.is_unrestricted:
                 result = await _for_who_asks(served.access_to(request), request, result)
-            return (
-                HttpResponse(chunks=json_results.chunks(result)) if large else HttpResponse(result)
-            )
+            return HttpResponse(result, chunks=json_results.chunks(result) if large else None)
 
         served = Route(respond, access, changes, needs_actions, travels, filtered, draws_on)
         ROUTES.setdefault(path, {})[method] = served

@@ -24,7 +24,9 @@ from kept.cluster.security.acls import (
 from kept.node.admin.actions.command_lines import CommandLines, moment
 from kept.node.admin.records.partition_records import NewRecord
 from kept.node.config.checks import STANDARD_AUTHORIZER
+from kept.node.http import json_results
 from kept.node.http.messages import HttpRequest
+from kept.node.runtime.time_slices import Pace
 from kept.node.security.session import Session
 
 LINES = CommandLines("localhost:9092")
@@ -192,6 +194,22 @@ def test_records_are_appended(lone):
 def committed(lone, group):
     rows = lone.get(f"/api/v1/groups/{group}")["partitions"]
     return {row["partition"]: row["committed_offset"] for row in rows}
+
+
+def test_the_answer_about_many_reset_offsets_is_made_in_slices(lone, monkeypatch):
+    steps = 0
+
+    class Counted(Pace):
+        async def checkpoint(self):
+            nonlocal steps
+            steps += 1
+            await super().checkpoint()
+
+    monkeypatch.setattr(json_results, "Pace", Counted)
+    lone.create("t", 100)
+    wanted = {"group": "g", "topic": "t", "to": "latest", "dry_run": True}
+    assert len(done(lone, "groups/reset-offsets", **wanted)["partitions"]) == 100
+    assert steps > 100
 
 
 def test_offsets_are_reset_after_a_dry_run(lone):

@@ -134,7 +134,6 @@ class LogOpener:
             now_ms=self._runtime.now_ms(),
             unfinished_swap=None if state is None else state.unfinished,
             compacted_to=None if state is None or state.applied is None else state.end_offset,
-            alone=alone,
             producer_id_expiration_ms=self._config.current.producer_id_expiration_ms,
         )
         if state is not None:

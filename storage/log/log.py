@@ -114,7 +114,6 @@ class Log:
         self.producer_state = recovered.producers
         self.producers = recovered.producers.states
         self.log_start_offset = recovered.log_start_offset
-        self.lacks_records = recovered.lacks_records
         self.tail = Tail(disk, self.segments)
         self.durability = Durability(
             disk,
@@ -164,7 +163,6 @@ class Log:
         compacted_to: int | None = None,
         first_epoch: int | None = None,
         producer_quota: ProducerQuota | None = None,
-        alone: bool = False,
     ) -> Log:
         """Open a log, recovering what a crash left; create it when there is none.
 
@@ -174,9 +172,8 @@ class Log:
         where the part ends in which compaction may have left gaps all the same. Without
         ``topic_id`` that of ``partition.metadata`` is taken. ``first_epoch``: led here in that
         epoch, should it be new. ``producer_quota``: what it shares with other logs; None: a quota
-        of its own. ``alone``: there is no other replica, which has what is damaged here. Raises
-        DamagedData when that file is damaged or names another topic id, or when a segment is that
-        lies above the log start, MachineError.
+        of its own. Raises DamagedData when that file is damaged or names another topic id, or when
+        a segment is that lies above the log start, MachineError.
         """
         disk.ensure_directory(directory)
         metadata = f"{directory}/{layout.PARTITION_METADATA}"
@@ -202,7 +199,6 @@ class Log:
             first_epoch=first_epoch,
             unsynced=stored is None,
             quota=producer_quota,
-            alone=alone,
         )
         try:
             recovered = recover()

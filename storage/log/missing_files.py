@@ -88,7 +88,7 @@ def report_missing(log: Log, traces: Traces, high_watermark: int, recovery_point
     elif end >= recovery_point and traces.bereft:
         _report(log, f"there is a {layout.LEADER_EPOCHS} and no .log", end, None)
     else:
-        return within or log.lacks_records or end < recovery_point
+        return within or end < recovery_point
     return True
 
 

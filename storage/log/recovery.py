@@ -10,10 +10,6 @@ log start, and producer state is rebuilt from the newest good snapshot and the b
 Segments are rolled at the log end, so only compaction lets one end below the next. It does so below
 the recovery point alone, which is checkpointed before files are put into place: above it a gap is
 what a power cut took, and the log is cut there.
-
-A closed segment that was flushed, and whose batches end in a torn one, was cut by somebody else. A
-replica of several is cut there, and fetches the rest from its leader. A lone one loses the end of
-that segment: what follows was flushed, too, and is nowhere else.
 """
 
 from __future__ import annotations
@@ -51,22 +47,16 @@ class Recovered(NamedTuple):
     recovery_point: int
     unsynced: list[str]
     """Producer snapshots that may not be durable."""
-    lacks_records: bool
-    """A segment that was flushed was torn: its end was cut off, and said to be lost."""
 
 
 class _Opening:
     """One run of the recovery of a log."""
 
-    def __init__(
-        self, disk: Disk, directory: str, config: LogConfig, now_ms: int, alone: bool = False
-    ) -> None:
+    def __init__(self, disk: Disk, directory: str, config: LogConfig, now_ms: int) -> None:
         self.disk = disk
         self.directory = directory
         self.config = config
         self.now_ms = now_ms
-        self.alone = alone
-        self.lacks_records = False
         self.epoch = -1
         self.epoch_starts: list[tuple[int, int]] = []
         self.orphans: set[int] = set()
@@ -103,8 +93,6 @@ class _Opening:
         """Open a segment that is known to be whole; False when its tail is not."""
         try:
             last_position = segment.open_closed()
-            if self.alone and next_base is not None and next_base > log_start:
-                segment.end_of_file_offset(last_position)
         except (FileNotFoundError, DamagedData) as error:
             try:
                 segment.rebuild_indexes(str(error))
@@ -137,7 +125,16 @@ class _Opening:
             logger.error("%s", damage)
             return
         if end < next_base and next_base - 1 - segment.base_offset <= MAX_INT32:
-            _report_lost_tail(segment, end, next_base)
+            logger.error(
+                "%s: it ends at %d, the next segment begins at %d: records from %d to %d are lost "
+                "here; a file was cut or removed, or the topic was compacted once and nothing "
+                "tells of it any more",
+                segment.path(layout.LOG),
+                end,
+                next_base,
+                end,
+                next_base - 1,
+            )
 
     def _open_tail(self, segment: Segment) -> None:
         segment.load_index()
@@ -201,20 +198,6 @@ class _Opening:
         self.disk.fsync(segment.file)
         segment.size_bytes = position
 
-    def cut_end(self, segment: Segment, position: int, next_base: int) -> None:
-        """Cut a closed segment that was flushed, and leave what follows. That is said before: where
-        compaction leaves gaps, no start after a kill could tell.
-        """
-        self.lacks_records = True
-        _report_lost_tail(segment, segment.next_offset, next_base)
-        segment.close_indexes()  # before: a time index must not name what is gone
-        self.disk.truncate(segment.file, position)
-        segment.size_bytes = position
-        segment.fsync()
-        segment.next_offset = next_base
-        # Epochs that the file does not have are read from all batches, not from these.
-        self.epoch, self.epoch_starts = -1, []
-
     def drop(self, segments: list[Segment], why: str = "it follows a cut") -> None:
         """Remove segments at an end of the log, from that end on: a crash leaves no gap."""
         for segment in segments:
@@ -235,8 +218,8 @@ class _Opening:
         scanned: list[Segment] = []
         for i, segment in enumerate(segments):
             next_base = segments[i + 1].base_offset if i + 1 < len(segments) else None
-            flushed = clean or (next_base is not None and next_base <= durable_to)
-            if flushed and self.open_clean(segment, next_base, log_start):
+            flushed = next_base is not None and next_base <= durable_to
+            if (clean or flushed) and self.open_clean(segment, next_base, log_start):
                 segment.flushed = True
                 if next_base is not None:
                     segment.close_file()
@@ -245,11 +228,6 @@ class _Opening:
                 path = segment.path(layout.LOG)
                 raise DamagedData(path, -1, segment.base_offset, "it cannot be opened")
             bad_position = self.scan(segment, next_base)
-            if self.alone and flushed and next_base is not None and bad_position is not None:
-                self.cut_end(segment, bad_position, next_base)
-                segment.flushed = True
-                segment.close_file()
-                continue
             scanned.append(segment)
             if bad_position is None and next_base is not None:
                 if not self.has_gap(segment, next_base, recovery_point, compacted_to):
@@ -307,7 +285,6 @@ def recover(
     first_epoch: int | None = None,
     unsynced: bool = False,
     quota: ProducerQuota | None = None,
-    alone: bool = False,
 ) -> Recovered:
     """Open the files of a log that exists or not; see the module. A log without segments gets one,
     and ``first_epoch``; what is new in its directory, ``unsynced`` names too, is synced together.
@@ -318,7 +295,7 @@ def recover(
     Raises DamagedData, and may be called again after it: :func:`drop_damaged_start`.
     """
     retired = swap.finish(disk, directory, unfinished_swap)
-    opening = _Opening(disk, directory, config, now_ms, alone)
+    opening = _Opening(disk, directory, config, now_ms)
     found, scanned = opening.open_segments(clean, recovery_point, compacted_to, log_start_offset)
     unknown = recovery_point is None
     if recovery_point is None:
@@ -358,9 +335,10 @@ def recover(
     producers.states.truncate_from_start(log_start_offset)
     if unknown:
         _make_durable(disk, segments)  # with their transaction indexes, which were made just now
-    recovery_point = end_offset if clean and not scanned else min(recovery_point, end_offset)
-    parts = segments, epochs, producers, log_start_offset, recovery_point, snapshots
-    return Recovered(*parts, opening.lacks_records)
+    if clean and not scanned:
+        recovery_point = end_offset
+    recovery_point = min(recovery_point, end_offset)
+    return Recovered(segments, epochs, producers, log_start_offset, recovery_point, snapshots)
 
 
 def drop_damaged_start(
@@ -390,18 +368,6 @@ def _make_durable(disk: Disk, segments: Segments) -> None:
             segment.close_file()
     if len(segments) > 1:
         disk.fsync_dir(segments.directory)
-
-
-def _report_lost_tail(segment: Segment, end: int, next_base: int) -> None:
-    logger.error(
-        "%s: it ends at %d, the next segment begins at %d: records from %d to %d are lost here; a "
-        "file was cut or removed, or the topic was compacted once and nothing tells of it any more",
-        segment.path(layout.LOG),
-        end,
-        next_base,
-        end,
-        next_base - 1,
-    )
 
 
 def _report_lost_end(directory: str, end_offset: int, recovery_point: int) -> None:

@@ -40,7 +40,8 @@ from kept.node.coordinator.transactions.events import MarkersWritten, NoteTransa
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import TopicPartition
 
-PARTITIONS_PER_REQUEST: Final = 10_000
+PARTITIONS_PER_REQUEST: Final = 500
+"""Of one answer, which is handled at a stretch: a transaction that ends by it takes 35 us."""
 FIRST_BACKOFF_MS: Final = 20
 LAST_BACKOFF_MS: Final = 1_000
 
@@ -333,21 +334,25 @@ class MarkerSender:
         return tuple(effects)
 
     def _send(self, node: int) -> None:
-        queue = self._queues.pop(node)
+        queue = self._queues[node]
         sent: dict[MarkerJob, frozenset[TopicPartition]] = {}
         room = PARTITIONS_PER_REQUEST
         for job, partitions in queue.items():
-            if partitions and room > 0:
+            if room == 0:
+                break
+            if partitions:
                 sent[job] = frozenset(sorted(partitions)[:room])
                 room -= len(sent[job])
-        for job, partitions in queue.items():
-            rest = partitions - sent.get(job, frozenset())
-            if rest:
-                self._queues[node][job] = rest
+        for job, taken in sent.items():
+            queue[job] -= taken
+            if not queue[job]:
+                del queue[job]
         if sent:
             self._in_flight[node] = sent
             entries = tuple(MarkerEntry(job.marker, part) for job, part in sent.items())
             self._effects.append(SendMarkers(node, entries))
+        if not queue or not sent:
+            del self._queues[node]
 
     def _answered(self, event: MarkersAnswered) -> None:
         self._failures.pop(event.node, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import redirect_stderr
 from io import StringIO
 from types import MappingProxyType
@@ -154,6 +155,38 @@ async def test_markers_of_this_nodes_partitions_are_no_request(count: int) -> No
         assert leaders.staged[0][0] == [(MARKER, partitions[1:])]
     await leaders.channel.close()
     assert not leaders.asked
+
+
+@pytest.mark.parametrize("leader", [0, 1])
+@run
+async def test_markers_of_many_transactions_are_answered_some_at_a_time(leader: int) -> None:
+    """Others have their turns of the loop between two answers, of this node or another one."""
+    leaders = Leaders(*[dict(ALL)] * 4)
+    leaders.leaders[ORDERS] = leader
+    written_in_turn: Counter[int] = Counter()
+    turn, is_over = 0, False
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while not is_over:
+            turn += 1
+            await asyncio.sleep(0)
+
+    leaders.channel.on_written = lambda _: written_in_turn.update([turn])
+    turns_counted = asyncio.create_task(count_turns())
+    await turns()
+    for producer_id in range(1_201):  # the first one is under way before others come
+        leaders.write(ORDERS, marker=EndMarker(producer_id, 1, 5, True, 2))
+    while leaders.channel.sender.pending:
+        await turns()
+        if leaders.staged:
+            marks, marked = leaders.staged.pop()
+            marked.set_result([(marker, [(tp, NONE) for tp in tps]) for marker, tps in marks])
+        leaders.channel.sender.check_invariants()
+    assert sorted(written_in_turn.values()) == [1, 200, 500, 500]
+    is_over = True
+    await turns_counted
+    await leaders.channel.close()
 
 
 @pytest.mark.parametrize("steps", [0, IN_PLACE_STEPS])

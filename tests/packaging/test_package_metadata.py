@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import importlib.metadata
+import json
 import subprocess
 import sys
 import tarfile
@@ -11,8 +12,9 @@ import tomllib
 from pathlib import Path, PurePosixPath
 
 import pytest
+from setuptools import Distribution
 
-from kept.package_metadata import absolute_links, bill_of_materials
+from kept.package_metadata import SBOM, BdistWheel, absolute_links, bill_of_materials
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = "from setuptools import build_meta; build_meta.build_sdist({!r})"
@@ -139,3 +141,20 @@ def test_the_bill_of_materials_names_what_is_required_and_what_generated_code():
     references = [one["bom-ref"] for one in document["components"]]
     assert len(set(references)) == len(references)
     assert document["dependencies"][0] == {"ref": itself["bom-ref"], "dependsOn": references}
+
+
+def test_a_wheel_has_its_bill_of_materials(tmp_path):
+    """It is written with the file WHEEL, which no wheel is without."""
+    folder = tmp_path / "kept_log.dist-info"
+    folder.mkdir()
+    metadata = importlib.metadata.distribution("kept-log").read_text("METADATA")
+    (folder / "METADATA").write_text(metadata)
+    wheel = BdistWheel(Distribution({"name": "kept-log"}))
+    wheel.ensure_finalized()
+    wheel.write_wheelfile(str(folder))
+    assert (folder / "WHEEL").exists()
+    document = json.loads((folder / "sboms" / SBOM).read_text())
+    assert document["bomFormat"] == "CycloneDX"
+    assert document["metadata"]["component"]["name"] == "kept-log"
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert options["cmdclass"]["bdist_wheel"] == "kept.package_metadata.BdistWheel"

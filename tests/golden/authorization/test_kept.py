@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
+from kept.node.kafka.api import APIS, BEFORE_LOGIN
 from kept.testing import Cluster
 from kept.testing.ports import free_port
 from tests.golden.authorization import asked as table
@@ -63,6 +64,22 @@ def world() -> Iterator[World]:
         )
         yield world
         world.close()
+
+
+def test_every_version_of_every_api_that_is_served_is_recorded() -> None:
+    """But for the three that come before a login."""
+    recorded: dict[int, set[int]] = {}
+    of_name = {asked.name: asked.api for asked in ASKED}
+    for name, version in RECORDED:
+        recorded.setdefault(of_name[name], set()).add(version)
+    lacking = {}
+    for served in APIS:
+        lowest = max(served.min_version, served.refused_below)
+        wanted = {*range(lowest, served.max_version + 1)}
+        if served.key not in BEFORE_LOGIN and (left := wanted - recorded.get(served.key, set())):
+            lacking[served.name] = left
+    assert not lacking
+    assert all(by_case.keys() == {*CASES} for by_case in RECORDED.values())
 
 
 def _versions(asked: Asked, world: World) -> list[int]:

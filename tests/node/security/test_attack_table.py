@@ -29,6 +29,7 @@ DOORS = "node/kafka/test_tls_listeners.py::"
 CUTS = "node/wire/test_tls_cuts.py::"
 RELOAD = "node/security/test_tls_reload.py::"
 NODES = "node/internode/test_strangers.py::"
+BEFORE = "node/security/test_before_login.py::"
 MATRIX = "node/security/test_negative_matrix.py::"
 WIRE = "node/security/test_bytes_on_the_wire.py::"
 GRPC = "node/security/test_grpc_access.py::"
@@ -49,6 +50,8 @@ ATTACKS = {
         "requests on a SASL listener before a login, by the ten thousand",
         (
             f"{SASL}test_whoever_does_not_log_in_is_closed_unparsed",
+            f"{BEFORE}test_every_api_before_a_login_is_closed_unanswered",
+            f"{BEFORE}test_every_route_wants_a_login_that_is_not_over",
             f"{FLOOD}test_ten_thousand_strangers_leave_nothing",
         ),
     ),
@@ -165,6 +168,7 @@ ATTACKS = {
             f"{RELOAD}test_half_of_a_rotation_is_not_taken",
             f"{RELOAD}test_what_cannot_be_used_leaves_the_old_one_in_force",
             f"{RELOAD}test_another_authority_together_with_the_key",
+            f"{CUTS}test_connections_of_before_a_reload_go_on",
             "failover/test_tls_between_nodes.py::test_certificates_are_replaced_under_load",
         ),
     ),

@@ -101,6 +101,44 @@ def test_a_ticket_from_before_a_reload_opens_nothing_new(
     assert not reused
 
 
+def test_connections_of_before_a_reload_go_on(site: Site) -> None:
+    """One that is idle, and one whose fetch waits meanwhile: both are answered afterwards, and who
+    connects then is shown the new certificate.
+    """
+    topic = site.cluster.create_topic(partitions=1)
+    context = site.context(ssl.TLSVersion.TLSv1_3)
+
+    def connected() -> ssl.SSLSocket:
+        sock = socket.create_connection(("127.0.0.1", site.port), 30)
+        return context.wrap_socket(sock, server_hostname="localhost")
+
+    def shown() -> bytes:
+        with connected() as tls:
+            return tls.getpeercert(binary_form=True) or b""
+
+    wanted = fetch_values(topic, max_wait=600_000, min_bytes=1)
+    with connected() as idle, connected() as waiting:
+        idle.sendall(ASKS)
+        answer = read(idle, 4)
+        read(idle, *struct.unpack(">i", answer))
+        waiting.sendall(protocol.encode_request(1, 11, 9, "t", wanted))
+        for _ in range(3):
+            before = site.cluster.log().count("certificate replaced"), shown()
+            site.issue()
+            site.cluster.wait_until(
+                lambda seen=before[0]: site.cluster.log().count("certificate replaced") > seen,
+                "it is replaced",
+            )
+            assert shown() != before[1], "who connects now sees the new one"
+            idle.sendall(ASKS)
+            assert struct.unpack(">ii", read(idle, 8))[1] == 7, "the same connection"
+            read(idle, struct.unpack(">i", answer)[0] - 4)
+        with site.cluster.client() as client:
+            client.produce(topic, [OutRecord(b"k", b"written after the reload")])
+        size, number = struct.unpack(">ii", read(waiting, 8))
+        assert number == 9 and b"written after the reload" in read(waiting, size - 4)
+
+
 @contextmanager
 def cut(port: int, after: Callable[[int], int], hard: bool) -> Iterator[int]:
     """A port that passes connections on, and cuts the ``n``th after so many bytes of the node's,

@@ -84,7 +84,7 @@ def _started(brokers: str, nodes: int, folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def one_node(brokers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """A node that nobody kills."""
+    """One node, which may be killed and started again."""
     with _started(brokers, 1, tmp_path_factory.mktemp("one")) as nodes:
         yield nodes
 

@@ -45,6 +45,10 @@ class Librdkafka:
             "log_level": 0,
             "reconnect.backoff.max.ms": 500,
         }
+        if len(place.nodes) == 1:
+            # Or send_offsets_to_transaction may not return once no node was there
+            # (docs/transactions.md).
+            common["metadata.recovery.strategy"] = "none"
         self._target = place.target
         self.producer = Producer(
             {**common, "transactional.id": place.name, "transaction.timeout.ms": TRANSACTION_MS}
@@ -289,6 +293,14 @@ def test_everything_is_moved_once_over_kill_9(
 
 
 @pytest.mark.parametrize("client", PYTHON)
+def test_everything_is_moved_once_over_kill_9_of_a_lone_node(
+    one_node: Nodes, client: Callable[[Place], Mover]
+) -> None:
+    """Nobody takes over meanwhile: no client reaches any node for a while."""
+    move(Place(one_node, f"lone-{client.__name__}"), client, Place.leader)
+
+
+@pytest.mark.parametrize("client", PYTHON)
 def test_an_instance_that_was_replaced_hears_of_it(
     one_node: Nodes, client: Callable[[Place], Mover]
 ) -> None:
@@ -340,6 +352,14 @@ def test_a_program_moves_everything_once(
 ) -> None:
     place = Place(one_node, f"alone-{program.__name__}")
     move_by(place, program(place), None)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_moves_everything_once_over_kill_9_of_a_lone_node(
+    one_node: Nodes, program: Callable[[Place], list[str]]
+) -> None:
+    place = Place(one_node, f"lone-{program.__name__}")
+    move_by(place, program(place), Place.leader)
 
 
 @pytest.mark.parametrize("victim", ["coordinator", "leader"])

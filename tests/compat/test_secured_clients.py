@@ -150,7 +150,7 @@ def test_clients_in_python(clusters, library, way):
     told(library, undisturbed, *cluster_for(clusters, way))
 
 
-@pytest.mark.parametrize("way", ["SASL_SSL SCRAM-SHA-512", BY_TOKEN])
+@pytest.mark.parametrize("way", [*WAYS, BY_TOKEN])
 @pytest.mark.parametrize("library", [pytest.param(c, marks=slow) for c in PYTHON])
 def test_clients_in_python_over_the_death_of_a_leader(clusters, library, way):
     told(library, over_a_kill, *cluster_for(clusters, way, 3))
@@ -163,7 +163,7 @@ def test_clients_in_go_over_kill_9(clusters, library, way):
     program_over_a_kill(clusters, way, 1, [str(program), library])
 
 
-@pytest.mark.parametrize("way", ["SASL_SSL SCRAM-SHA-256", BY_TOKEN])
+@pytest.mark.parametrize("way", [*WAYS, BY_TOKEN])
 @pytest.mark.parametrize("library", [pytest.param(c, marks=[*slow, pytest.mark.go]) for c in GO])
 def test_clients_in_go_over_the_death_of_a_leader(clusters, library, way):
     program = go_tools.kafka_clients()
@@ -174,7 +174,7 @@ def test_clients_in_go_over_the_death_of_a_leader(clusters, library, way):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("way", "nodes"), [*((way, 1) for way in WAYS), ("SASL_SSL SCRAM-SHA-512", 3), (BY_TOKEN, 3)]
+    ("way", "nodes"), [*((way, nodes) for nodes in (1, 3) for way in WAYS), (BY_TOKEN, 3)]
 )
 def test_a_client_in_javascript_over_kill_9(clusters, workspace, way, nodes):
     program_over_a_kill(clusters, way, nodes, ["node", "over_a_kill.js"], workspace)

@@ -81,8 +81,7 @@ class ActivityView:
         if topic is not None:
             self.lookup.topic(topic)
         own = self.history.of_node() if topic is None else self.history.of_topic(topic)
-        samples: dict[int, ThroughputSample] = {}
-        _add_all(samples, (_sample(one) for one in own))
+        by_node = [[_sample(one) for one in own]]
         nodes = [self.lookup.node_id]
         unanswered: list[Unanswered] = []
         query = {} if topic is None else {"topic": topic}
@@ -90,11 +89,11 @@ class ActivityView:
             answers, unanswered = await self._from_others(THROUGHPUT, query)
             for node, answer in answers.items():
                 nodes.append(node)
-                _add_all(samples, (ThroughputSample(**one) for one in answer["samples"]))
+                by_node.append([ThroughputSample(**one) for one in answer["samples"]])
         return ThroughputHistory(
             topic=topic,
             interval_ms=INTERVAL_MS,
-            samples=[samples[at_ms] for at_ms in sorted(samples)][-SAMPLES:],
+            samples=_added_up(by_node)[-SAMPLES:],
             nodes=sorted(nodes),
             unanswered=unanswered,
         )
@@ -151,11 +150,20 @@ def _sample(one: Throughput) -> ThroughputSample:
     )
 
 
-def _add_all(samples: dict[int, ThroughputSample], more: Iterable[ThroughputSample]) -> None:
-    """Add samples to those of the same time."""
-    for one in more:
-        before = samples.get(one.at_ms)
-        samples[one.at_ms] = one if before is None else _sum(before, one)
+def _added_up(by_node: Iterable[list[ThroughputSample]]) -> list[ThroughputSample]:
+    """The samples of all nodes, those of one time as one, the oldest first; but not the newest
+    while a node has still to take it: the sum would seem to fall.
+    """
+    added: dict[int, ThroughputSample] = {}
+    ends: set[int] = set()
+    for samples in by_node:
+        ends.update(one.at_ms for one in samples[-1:])
+        for one in samples:
+            before = added.get(one.at_ms)
+            added[one.at_ms] = one if before is None else _sum(before, one)
+    if ends and max(ends) - INTERVAL_MS in ends:
+        del added[max(ends)]
+    return [added[at_ms] for at_ms in sorted(added)]
 
 
 def _sum(one: ThroughputSample, other: ThroughputSample) -> ThroughputSample:

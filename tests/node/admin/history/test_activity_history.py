@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from kept.client.admin.group_lag import group_lag, partition_lag
 from kept.client.admin.groups import commit_offsets
 from kept.client.client import Client, OutRecord
-from kept.node.admin.history import activity_history
+from kept.node.admin.history import activity_history, activity_view
 from kept.node.admin.history.activity_history import INTERVAL_MS
+from kept.node.admin.history.activity_view import ThroughputSample
 from kept.node.admin.history.time_series import TimeSeries
 from kept.node.admin.peer_http import PeerHttp
 from kept.node.coordinator.groups import events as ev
@@ -359,7 +360,7 @@ def test_who_leads_what_is_not_open_does_not_ask_itself(lone):
 
 
 def test_samples_of_other_nodes_are_added_up(lone, monkeypatch):
-    sample(lone, 2)
+    sample(lone, 3)
     view = lone.node.parts.admin.activity
     brokers = dict(lone.node.parts.metadata.image.brokers)
     template = next(iter(brokers.values()))
@@ -386,7 +387,7 @@ def test_samples_of_other_nodes_are_added_up(lone, monkeypatch):
     found = lone.run(view.throughput(None, here=False))
     own = found.samples[0].size_bytes
     assert [one.bytes_in_per_second for one in found.samples] == [0, 2.0, 2.0]
-    assert [one.size_bytes for one in found.samples] == [own, own + 10, 10]
+    assert [one.size_bytes for one in found.samples] == [own, own + 10, own + 10]
     assert found.nodes == [0, 7] and [one.node for one in found.unanswered] == [8]
     assert lone.run(view.throughput(None, here=True)).nodes == [0]
 
@@ -425,3 +426,20 @@ def test_a_time_series_is_the_last_samples(steps, most):
         model = {n: v for n, v in model.items() if n > number - most}
         number += step
         assert dict(series.items()) == model and len(series) <= most
+
+
+def sampled(*size_bytes: int, first: int = 0) -> list[ThroughputSample]:
+    """Samples of one node from the interval ``first`` on."""
+    return [
+        ThroughputSample((first + number) * INTERVAL_MS, 0, 0, 0, size)
+        for number, size in enumerate(size_bytes)
+    ]
+
+
+def test_a_sample_that_a_node_has_still_to_take_is_not_added_up():
+    late, ahead = sampled(1, 1), sampled(10, 10, 10)
+    assert activity_view._added_up([late, ahead]) == sampled(11, 11)
+    assert activity_view._added_up([late + sampled(1, first=2), ahead]) == sampled(11, 11, 11)
+    # Who led until an hour ago, or never, has none to come.
+    assert activity_view._added_up([sampled(1), ahead, []]) == sampled(11, 10, 10)
+    assert activity_view._added_up([[], []]) == []

@@ -147,8 +147,9 @@ def test_a_wheel_has_its_bill_of_materials(tmp_path):
     """It is written with the file WHEEL, which no wheel is without."""
     folder = tmp_path / "kept_log.dist-info"
     folder.mkdir()
-    metadata = importlib.metadata.distribution("kept-log").read_text("METADATA")
-    (folder / "METADATA").write_text(metadata)
+    # Where the source tree is on the path, its egg-info is found first: no file METADATA there.
+    metadata = importlib.metadata.metadata("kept-log")
+    (folder / "METADATA").write_text(metadata.as_string())
     wheel = BdistWheel(Distribution({"name": "kept-log"}))
     wheel.ensure_finalized()
     wheel.write_wheelfile(str(folder))

@@ -283,7 +283,7 @@ def _said(module: ModuleType) -> str:
 
 
 def _markdown(found: list[Line]) -> str:
-    times = min(line.times for line in found)
+    times = min((line.times for line in found if line.ours is not None), default=0)
     out = [f"Medians of {times} measurements of each side.", ""] if times > 1 else []
     out += ["| | kept | floor | Kafka | unit | goal | | Kafka / kept |"]
     out += ["|---|--:|--:|--:|---|--:|---|--:|"]

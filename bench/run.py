@@ -86,6 +86,7 @@ ONE_SECURED: dict[str, Opener] = {
 }
 SECTIONS: dict[str, Section] = {
     **{name: each(ONE, measure) for name, measure in single.SECTIONS.items()},
+    "cluster-start": each(THREE_TIDY, replicated.start),
     "cluster": each(THREE_TIDY, replicated.cluster),
     "failover": each(THREE, failover.failover),
     "transactions": each(ONE_TRANSACTIONAL, transactions.transactions),
@@ -108,6 +109,7 @@ REPEATED = {
     "fetch",
     "latency",
     "cleaner",
+    "cluster-start",
     "transactions",
     "transactions-three",
     "tls",
@@ -120,7 +122,7 @@ REPEATED = {
 }
 """Sections that are measured several times, the brokers in turn; the others do it themselves."""
 ROUNDS = 5
-WRITING = {"produce", "codecs", "cleaner", "cluster"}
+WRITING = {"produce", "codecs", "cleaner", "cluster-start", "cluster"}
 """Sections whose figures hold the page cache's memory."""
 
 

@@ -58,9 +58,9 @@ test-slow: setup
 	$(PYTEST) -q -m slow tests/spark || status=$$?; \
 	exit $$status
 
-# One real run of each kind: clients, Kafka's tools and its judgement of our files, a browser, Spark, the image, failovers.
-# A part of test-slow.
-SMOKE = tests/compat/test_confluent.py tests/compat/test_kafka_python.py tests/compat/test_kafka_tools.py \
+# One real run of each kind: five minutes of fuzzing, clients, Kafka's tools and its judgement of our files, a browser, Spark,
+# the image, failovers. A part of test-slow; a landing waits for it, so the fuzzer's seed is a fixed one.
+SMOKE = tests/fuzz/test_fuzz.py tests/compat/test_confluent.py tests/compat/test_kafka_python.py tests/compat/test_kafka_tools.py \
         tests/compat/test_node_client.py tests/compat/test_three_nodes.py \
         tests/client/test_client.py tests/compaction/test_judge.py tests/storage/test_judge_kafka_files.py \
         tests/node/coordinator/groups/test_kafka_tools.py tests/node/wire/test_cleaner.py \
@@ -69,7 +69,7 @@ SMOKE = tests/compat/test_confluent.py tests/compat/test_kafka_python.py tests/c
         tests/docs/test_blocks_in_context.py tests/docs/test_site.py
 smoke: setup
 	$(INSTALL) '.[spark]' --group browser --group docs
-	$(PYTEST) -q -m slow -n 2 --dist loadscope $(SMOKE)
+	FUZZ_SEED=1 $(PYTEST) -q -m slow -n 2 --dist loadscope $(SMOKE)
 
 # Whole clusters under one seed (docs/simulation.md). SEEDS= so many of each stage; MINUTES= for so long.
 sim: setup

@@ -28,6 +28,8 @@ NOT_HERE = (b"no group fuzz", b"no transactional id fuzz", b"is not compacted", 
 """What a handler says of what the topic, which is empty and not compacted, does not have."""
 ROOT = Path(__file__).resolve().parents[2]
 MINUTES = float(os.environ.get("FUZZ_MINUTES", "5"))
+SEED = os.environ.get("FUZZ_SEED")
+"""Another one each time where none is given."""
 
 
 def test_a_short_attack_breaks_nothing() -> None:
@@ -176,6 +178,7 @@ def test_an_attack_finds_what_is_planted(
 def test_an_attack_of_minutes_breaks_nothing() -> None:
     """In a process of its own, whose memory nobody else uses."""
     command = [sys.executable, "-m", "tests.fuzz", "--minutes", str(MINUTES)]
+    command += ["--seed", SEED] if SEED else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=850, cwd=ROOT)
     print(done.stdout)
     assert done.returncode == 0, done.stderr[-6000:]

@@ -9,21 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.shadowing import plant
 from tests.support.wire_cleaner import CONFIG, fill
-
-TRACE = "trace"
-IMPORTED_EARLY = ("platform", "json", "asyncio/__init__", "kept/__init__", "sitecustomize")
-"""Names that every child imports; each would leave a trace."""
-
-
-def plant(directory: Path) -> Path:
-    """Modules that shadow ours and Python's own; what they leave when one of them runs."""
-    trace = directory / TRACE
-    for name in IMPORTED_EARLY:
-        file = directory / f"{name}.py"
-        file.parent.mkdir(exist_ok=True, parents=True)
-        file.write_text(f"open({str(trace)!r}, 'a').write({name!r})\nraise SystemExit(77)\n")
-    return trace
 
 
 def test_the_planted_modules_would_run(tmp_path):

@@ -414,6 +414,31 @@ def test_the_last_hour_is_drawn_and_told(cluster, chromium):
     assert wrong == []
 
 
+def test_nodes_without_compiled_kernels_are_named(cluster, chromium):
+    from tests.console import browser
+
+    page, wrong = browser.opened(chromium)
+    lacking = {0: ["compaction.kernels._kernel", "storage.records._kernel"]}
+
+    def slow(route):
+        answer = route.fetch()
+        found = answer.json()
+        found["uncompiled_kernels"] = lacking.get(found["node"], [])
+        route.fulfill(response=answer, json=found)
+
+    page.route("**/api/v1/cleaner?*", slow)
+    browser.show(page, cluster.url(), "#")
+    assert page.locator("main p.bad").all_text_contents() == [
+        "Node 0 runs kernels that are not compiled, and is far slower for it: "
+        "compaction.kernels._kernel, storage.records._kernel"
+    ]
+    lacking.clear()
+    browser.show(page, cluster.url(), "#topics")
+    browser.show(page, cluster.url(), "#")
+    assert page.locator("main p.bad").count() == 0
+    assert wrong == []
+
+
 def test_what_is_due_is_said_with_its_limit(cluster, chromium):
     from tests.console import browser
 

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from kept.storage.layout import HELD_MANIFEST
 from kept.storage.records import headers
 from kept.storage.types import TopicPartition
 from tests.node.replicas.manifests.trio import trio
@@ -125,6 +126,55 @@ def test_a_member_with_a_damaged_record_leaves_the_isr_and_fetches_it_again(wher
         assert "is missing here" in three.cluster.log(victim)
         three.until_equal()
         assert three.live()[b"kept"] == b"as it was"
+
+
+def cut_out(directory: str, text: bytes) -> None:
+    """Take the batch with a text out of a log's first segment, and the indexes, which count its
+    bytes.
+    """
+    path = os.path.join(directory, "00000000000000000000.log")
+    with open(path, "rb") as segment:
+        data = segment.read()
+    batches = [(at, at + header.size_bytes) for at, header in headers(data)]
+    ((start, end),) = [(start, end) for start, end in batches if text in data[start:end]]
+    with open(path, "wb") as segment:
+        segment.write(data[:start] + data[end:])
+    for suffix in (".index", ".timeindex"):
+        os.unlink(path.removesuffix(".log") + suffix)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_without_a_record_it_goes_on_once_what_is_held_is_emptied(replicas):
+    """The way that docs/operations.md tells an operator who gives it up (KeptUncleanableLogs); a
+    replica that was down and still has it loses it, too.
+    """
+    with trio(replicas=replicas) as three:
+        leader = three.leader
+        away = [node for node in three.partition().replicas if node != leader]
+        three.fill(3)
+        three.put((b"lost", b"as it was"))
+        three.fill(40, start=3)
+        for node in away:
+            three.cluster.stop(node)
+        three.until_in_sync(leader)
+        three.cluster.stop(leader)
+        three.cluster.start(leader, fail_point="held.held")
+        three.until_leader(leader)
+        three.clean_until_gone(leader)
+        cut_out(three.directory(leader), b"as it was")
+        three.cluster.start(leader)
+        missing = "a record that survives is missing on all replicas in sync"
+        three.until(lambda: missing in three.cluster.log(leader), "it lacks a record")
+        three.cluster.stop(leader)
+        os.truncate(os.path.join(three.directory(leader), HELD_MANIFEST), 0)
+        for node in (leader, *away):
+            three.cluster.start(node)
+        three.until_in_sync(leader, *away)
+        three.fill(3, start=43)
+        three.clean()
+        three.until_applied(leader, *away)
+        assert three.live().keys() == {b"k%d" % i for i in range(7)}
+        three.until_equal()
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -165,6 +165,11 @@ def test_an_invalid_value_is_refused_with_what_is_allowed(name, value, why):
             "Value must not be more than retention.ms property value: 8",
         ),
         (
+            {"local.retention.ms": "1", "retention.ms": "0"},
+            "Invalid value 1 for configuration local.retention.ms: "
+            "Value must not be more than retention.ms property value: 0",
+        ),
+        (
             {"local.retention.bytes": "-1", "retention.bytes": "8"},
             "Invalid value -1 for configuration local.retention.bytes: "
             "Value must not be -1 as retention.bytes value is set as 8.",
@@ -205,6 +210,8 @@ def test_refused_by_name_with_what_would_be_right(overrides, message):
         {"segment.bytes": "1024"},
         {"local.retention.ms": "-2", "retention.ms": "1"},
         {"local.retention.ms": "-1", "retention.ms": "-1"},
+        {"local.retention.ms": "8", "retention.ms": "8"},
+        {"min.compaction.lag.ms": "3", "max.compaction.lag.ms": "3"},
         {"retention.ms": "-1"},
         {"min.insync.replicas": "9"},
         {"leader.replication.throttled.replicas": "*"},

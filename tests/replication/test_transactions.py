@@ -16,6 +16,7 @@ from kept.storage.errors import (
 from kept.storage.records import EndTxnMarker
 from kept.storage.types import AppendOrigin, IsolationLevel
 from tests.support import partitions as tools
+from tests.support.simulated_disk import SimulatedDisk
 
 COMMITTED = IsolationLevel.READ_COMMITTED
 COMMIT, ABORT = EndTxnMarker(True, 4), EndTxnMarker(False, 4)
@@ -202,3 +203,69 @@ def test_the_stable_offset_never_goes_back_while_the_leader_stays(replicated) ->
         replicated.fetch(max(0, replicated.log_end_offset - n % 5), 1000, replica_id=1)
         note()
     assert stable == sorted(stable) and stable[-1] > 5
+
+
+@pytest.fixture
+def second() -> Partition:
+    """It follows ``replicated``, and has nothing yet."""
+    disk = SimulatedDisk()
+    disk.mkdir("/d")
+    disk.fsync_dir("/")
+    made = Partition(tools.open_log(disk), 1)
+    made.become_follower(0, 3, 0, (0, 1), (0, 1, 2), tools.NOW)
+    return made
+
+
+def replicate(leader: Partition, follower: Partition) -> None:
+    """One fetch; the high watermark follows with the next one."""
+    fetched = leader.fetch(follower.log_end_offset, 1 << 20, replica_id=follower.node_id)
+    data = b"" if fetched.slice is None else leader.log.disk.pread(*fetched.slice)
+    start = fetched.log_start_offset
+    follower.follower.append_fetched(data, fetched.high_watermark, start, tools.NOW)
+
+
+def fail_over(leader: Partition, follower: Partition) -> None:
+    """The follower leads, and the leader follows: what it had more is cut."""
+    tools.lead(follower, 4, (0, 1, 2), (0, 1), version=1)
+    leader.become_follower(1, 4, 1, (0, 1), (0, 1, 2), tools.NOW)
+    leader.log.truncate_to(min(leader.log_end_offset, follower.log_end_offset))
+
+
+def test_who_leads_next_without_the_first_batch_has_no_transaction_open(replicated, second) -> None:
+    """Its producer sends the batch again, and the coordinator is asked again."""
+    send(replicated, guard=verified(replicated))
+    assert (replicated.log_end_offset, replicated.high_watermark) == (1, 0)
+    fail_over(replicated, second)
+    with pytest.raises(InvalidTxnState):
+        send(second)
+    send(second, guard=verified(second))
+    for _ in range(2):
+        replicate(second, replicated)
+    for replica in (second, replicated):
+        assert replica.log.producers.is_open(7, 0)
+        assert (replica.high_watermark, replica.last_stable_offset) == (1, 0)
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_a_marker_that_was_not_committed_is_written_by_who_leads_next(
+    replicated, second, reached
+) -> None:
+    """Whether that one has it or not: the stable offset has not passed it, the transaction ends
+    once, and both replicas know.
+    """
+    send(replicated, guard=verified(replicated))
+    for _ in range(2):
+        replicate(replicated, second)
+    end(replicated, ABORT)
+    assert (replicated.high_watermark, replicated.last_stable_offset) == (1, 0)
+    if reached:
+        replicate(replicated, second)
+    fail_over(replicated, second)
+    assert second.last_stable_offset == 0
+    end(second, ABORT)
+    for _ in range(2):
+        replicate(second, replicated)
+    for replica in (second, replicated):
+        assert replica.last_stable_offset == replica.high_watermark == 2 + reached
+        assert [t[1:3] for t in replica.log.aborted_transactions(0, 9)] == [(0, 1)]
+    assert read(second).aborted == [(7, 0)]

@@ -359,8 +359,12 @@ class History:
             f"{t.timeout_ms}ms{since}: {describe_partitions(t.partitions) or 'no partitions'}"
         )
 
-    def do_restart(self, _: Words) -> None:
-        """The node dies, and the next one reads what is committed, as bytes."""
+    def do_restart(self, words: Words) -> None:
+        """The node dies, and the next one reads what is committed, as bytes; ``restart with 1``:
+        and the oldest append that was not, which that node had when it was elected.
+        """
+        for append in self.appends[: int(words.option("with", "0"))]:
+            self.log += append.records
         self.connections, self.newest_connection = ConnectionOrder(), -1
         self.do_lead(Words(["again"]))
 

@@ -84,8 +84,9 @@ def test_what_is_taken_is_gone_at_once(lone_node: Callable[..., Any]) -> None:
         other = await RawClient.connect(node.port, "ada", "pencil")
         assert await fetched(other, 0) == 0 and not parked.done()
         await metadata.propose([RemoveAclRecord(READ.acl_id), RemoveAclRecord(WRITE.acl_id)])
-        assert await parked == 29
         assert (await produced(ada), await fetched(ada, 0)) == (29, 29)
+        assert parked.done(), "requests that came later were answered before it"
+        assert await parked == 29
         for client in (admin, ada, waiting, other):
             client.close()
 

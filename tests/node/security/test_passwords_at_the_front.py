@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from kept.node.config.checks import STANDARD_AUTHORIZER
-from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
+from kept.node.grpc import call_authorizer
 from kept.node.proto import broker_pb2
 from tests.support.grpc_calls import basic, call, calling
+from tests.support.revocations import Checks
 
 # isort: split
 import grpc
@@ -91,8 +92,9 @@ def test_http_asks_for_a_password_and_shows_what_its_user_may_see(guarded):
     assert get(guarded, "/api/v1/records?topic=secret&partition=0", ada)[0] == 403
 
 
-def test_grpc_asks_who_calls_and_ends_a_stream_with_the_right_to_it(guarded):
-    ada = basic("ada", "ada-word")
+def test_grpc_asks_who_calls_and_ends_a_stream_with_the_right_to_it(guarded, monkeypatch):
+    """By the first question after that."""
+    ada, checks = basic("ada", "ada-word"), Checks(monkeypatch, call_authorizer)
     produce = broker_pb2.ProduceRequest(topic="t", payload=b"v")
     consume = broker_pb2.ConsumeRequest(topic="t", partition=0, follow=True)
     status = grpc.StatusCode
@@ -113,8 +115,10 @@ def test_grpc_asks_who_calls_and_ends_a_stream_with_the_right_to_it(guarded):
         async with calling(guarded.port, "Consume", consume, ada) as stream:
             assert (await stream.read()).payload == b"v"
             await guarded.request(30, 3, creations=[binding(READ, DENY)])
+            checks.taken()
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 await stream.read()
+            assert checks.since <= 1
             return ended.value.code()
 
     assert run(read_until_denied()) is status.PERMISSION_DENIED

@@ -297,8 +297,9 @@ def _log_start(found: Manifest, present: dict[int, int], retired: dict[int, int]
     It renames the oldest segments, and nothing syncs their names at once: after a power cut those
     below one that it took may be back, and the gap would be taken for a loss. What it took is what
     compaction left there, and so is what came back; anything else below is a log that was begun
-    anew since. An input of a swap is of another size, but where only delete horizons were set. Its
-    output is in place then, or waits as ``.swap``, and missing it is a loss.
+    anew since. It leaves what is above: a log that ends below was cut since. An input of a swap is
+    of another size, but where only delete horizons were set. Its output is in place then, or waits
+    as ``.swap``, and missing it is a loss.
     """
     left = {output.base_offset: output.size_bytes for output in found.segments}
     start = max(
@@ -311,7 +312,8 @@ def _log_start(found: Manifest, present: dict[int, int], retired: dict[int, int]
         default=0,
     )
     below = {base: size for base, size in present.items() if base < start}
-    return start if below.items() <= left.items() else 0
+    was_cut = 0 < len(below) == len(present)
+    return 0 if was_cut or not below.items() <= left.items() else start
 
 
 def complete_swap(directory: str, disk: Disk, state: CompactionState) -> CompactionState:

@@ -142,3 +142,23 @@ def test_a_log_that_was_begun_anew_below_what_retention_took_starts_there(world,
     log, status = start_of(w, w.disk.after_kill())
     assert (log.log_start_offset, log.log_end_offset) == (offset, offset)
     assert status.lost
+
+
+def test_a_log_that_was_cut_below_an_input_on_its_way_out_starts_where_it_did(world) -> None:
+    """Delete horizons were set in a segment, which kept its size, and a cut took it away. A kill
+    comes before the manifest is forgotten: all that is left would be taken for expired.
+    """
+    w = world(segment_bytes=100, delete_retention_ms=1)
+    for row in ((b"other", b"v"), (b"deleted", b"v"), (b"deleted", None)):
+        w.append(row)
+        w.roll()
+    w.log.flush()
+    size = w.log.segments[2].size_bytes
+    w.clean()
+    segment = w.log.segments[w.log.segments.floor(2)]
+    assert (segment.base_offset, segment.size_bytes) == (2, size)
+    assert w.disk.exists(segment.path(layout.LOG, layout.DELETED))
+    w.log.truncate_to(1)
+    log, status = start_of(w, w.disk.after_kill())
+    assert (log.log_start_offset, log.log_end_offset) == (0, 1)
+    assert status.lost

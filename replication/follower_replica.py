@@ -24,6 +24,7 @@ from kept.replication.fetcher import FetcherCore, Work, WorkFailed
 from kept.replication.follower import NO_LEADER
 from kept.replication.lost_records import about_to_lose
 from kept.replication.manifests_events import TruncationCompleted
+from kept.storage import layout
 from kept.storage.errors import (
     DamagedData,
     InvariantViolation,
@@ -147,9 +148,9 @@ class FollowerReplica:
     def truncate_to(self, offset: int) -> None:
         """Cut the log at ``offset``, durably; blocks.
 
-        Where damage hides the place all of its segment goes, for the leader has what is below
-        ``offset``; but not while the image has this replica in the ISR: the records count as being
-        here, and a leader drops who does not fetch.
+        Where damage hides the place, or what producers wrote below, all of that segment goes, for
+        the leader has what is below ``offset``; but not while the image has this replica in the
+        ISR: the records count as being here, and a leader drops who does not fetch.
 
         Raises KafkaStorageError, DamagedData, and as ``PartitionListener.check_cut``;
         ReplicaNotAvailable, too, while the producers below ``offset`` are read elsewhere, where
@@ -158,15 +159,15 @@ class FollowerReplica:
         self._check_not_leading()
         error = self._damage_at(offset)
         if error is None:
-            self._prepare(offset)
             self._before_loss(offset)
             self._cut(offset)
         elif self.replica.in_sync:
             raise error
         else:
+            base = self._base(offset, error)
             # After an unclean election another round may find that less agrees.
-            self._before_loss(self._base(offset) if self.replica.may_lose else offset)
-            self._cut_segment(offset, error)
+            self._before_loss(base if self.replica.may_lose else offset)
+            self._cut_segment(base, error)
 
     def cut_to_fetch_again(self, offset: int) -> None:
         """As :meth:`truncate_to`, of records that the leader has: one here is damaged or was taken
@@ -182,29 +183,30 @@ class FollowerReplica:
             return
         error = self._damage_at(offset)
         if error is None:
-            self._prepare(offset)
             self._cut(offset)
         else:
-            self._cut_segment(offset, error)
+            self._cut_segment(self._base(offset, error), error)
 
     def _damage_at(self, offset: int) -> DamagedData | None:
         """Why the log cannot be cut there; nothing was done."""
         try:
             self.log.check_cut(offset)
+            self._prepare(offset)
         except MachineError as error:
             self.replica.failed(error)
         except DamagedData as error:
             return error
         return None
 
-    def _base(self, offset: int) -> int:
-        """Where the segment begins that has ``offset``, or the log, if that is within."""
-        base = self.log.segments[self.log.segments.floor(offset)].base_offset
+    def _base(self, offset: int, error: DamagedData) -> int:
+        """Where the damaged segment begins, or the log, if that is within."""
+        damaged = layout.parse_segment_file(error.path.rpartition("/")[2])
+        below = offset if damaged is None else min(offset, damaged.base_offset)
+        base = self.log.segments[self.log.segments.floor(below)].base_offset
         return max(base, self.log.log_start_offset)
 
-    def _cut_segment(self, offset: int, error: DamagedData) -> None:
-        """Cut the log at the base of the segment in which the place for ``offset`` is hidden."""
-        base = self._base(offset)
+    def _cut_segment(self, base: int, error: DamagedData) -> None:
+        """Cut the log at the base of a damaged segment."""
         logger.warning("%s: all from %d on is fetched again", error, base)
         if base in self.log.segments.bases:
             self._cut(base)
@@ -212,16 +214,9 @@ class FollowerReplica:
             self._start_at(base)
 
     def _prepare(self, offset: int) -> None:
-        listener = self.replica.listener
-        if listener is None:
-            return
-        try:
-            preparation = self.log.prepare_cut(offset)
-        except MachineError as error:
-            self.replica.failed(error)
-        except DamagedData:
-            return  # the cut says so
-        if preparation is None:
+        """Have read what a cut has to know of producers. Raises ReplicaNotAvailable until then."""
+        preparation, listener = self.log.prepare_cut(offset), self.replica.listener
+        if preparation is None or listener is None:
             return
         if not preparation.begun:
             preparation.begun = True
@@ -229,6 +224,8 @@ class FollowerReplica:
         if not preparation.done:
             tp = self.replica.topic_partition
             raise ReplicaNotAvailable(f"{tp.place}: the cut waits until producers are read")
+        if preparation.damage is not None:
+            raise preparation.damage
 
     def _cut(self, offset: int) -> None:
         before = self.log.log_start_offset, self.log.log_end_offset

@@ -645,15 +645,17 @@ class Log:
 
     def prepare_cut(self, offset: int) -> CutPreparation | None:
         """What is to be read, where it blocks nobody, before :meth:`truncate_to`; the same until
-        that is done. None: there is nothing to wait for. Raises DamagedData, MachineError.
+        that is done. None: there is nothing to wait for. Raises DamagedData, also of what was read,
+        and MachineError.
         """
         if not self.log_start_offset <= offset < self.log_end_offset:
             return None
         known = self.preparation
-        if known is not None and known.fits(offset, self.truncations, self.segments):
-            return None if known.done else known
-        self.preparation = prepare(self.producer_state, offset, self.truncations)
-        return self.preparation
+        if known is None or not known.fits(offset, self.truncations, self.segments):
+            known = self.preparation = prepare(self.producer_state, offset, self.truncations)
+        if known is not None and known.damage is not None:
+            raise known.damage.without_frames()
+        return None if known is None or known.done else known
 
     def _cut(self, truncate: Callable[[], None]) -> None:
         if self.replacement is not None:

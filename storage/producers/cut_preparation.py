@@ -3,7 +3,8 @@
 After a cut the producers are made anew from the newest snapshot below it and the batches after
 that, which may be all of an active segment. A :class:`CutPreparation` reads those below the cut in
 any thread while the log stays as it is, and changes nothing. One that the log has overtaken, or
-that failed, counts for nothing: the cut reads for itself then, and meets the error.
+that failed, counts for nothing: the cut reads for itself then, and meets the error. But damage of a
+segment is told before anything is gone: an index leads to the place of a cut past it.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kept.storage.disk import Disk
-from kept.storage.errors import KeptError
+from kept.storage.errors import DamagedData, KeptError
 from kept.storage.producers import snapshots
 from kept.storage.producers.producer_state_manager import ProducerStateManager, replay
 from kept.storage.producers.producer_states import ProducerStates
 from kept.storage.segments.segment import Segment
 
 INLINE_BYTES: Final = 1 << 20
-"""A cut reads so much itself."""
+"""So much is read at once, where the cut is asked for."""
 
 
 class CutPreparation:
-    """The producers of a log below ``offset``; see the module. ``states`` once :meth:`run` is over,
-    ``begun`` for whoever runs it.
+    """The producers of a log below ``offset``; see the module. ``states``, or ``damage`` of a
+    segment, once :meth:`run` is over; ``begun`` for whoever runs it.
 
     ``segments``: those to read, ascending, the first from ``position`` on. ``snapshot``: where the
     producers before that are. ``truncations``: how often the log had been cut.
@@ -37,6 +38,7 @@ class CutPreparation:
         "_segments",
         "_snapshot",
         "begun",
+        "damage",
         "done",
         "offset",
         "states",
@@ -61,16 +63,21 @@ class CutPreparation:
         self.truncations = truncations
         self._expiration_ms = expiration_ms
         self.states: ProducerStates | None = None
+        self.damage: DamagedData | None = None
         self.begun = self.done = False
 
     def run(self) -> None:
-        """Read; blocks. An error leaves ``states`` None, and is the cut's to meet."""
+        """Read; blocks. Any other error leaves ``states`` None, and is the cut's to meet."""
         states = ProducerStates(self._expiration_ms)
         try:
             if self._snapshot is not None:
                 states.restore(snapshots.decode(self._snapshot, self._disk.read(self._snapshot)))
             for number, segment in enumerate(self._segments):
                 replay(segment, 0 if number else self._position, states, end=self.offset)
+        except DamagedData as error:
+            if error.path != self._snapshot:  # the cut takes an older one in its place
+                self.damage = error.without_frames()
+            return
         except (KeptError, OSError):
             return
         else:
@@ -86,7 +93,7 @@ class CutPreparation:
 
 
 def prepare(manager: ProducerStateManager, offset: int, truncations: int) -> CutPreparation | None:
-    """What is to be read before a cut at ``offset``; None: so little that the cut reads it. Raises
+    """What is to be read before a cut at ``offset``, done where it is little; None: nothing. Raises
     DamagedData, MachineError.
     """
     if manager.states.is_empty:
@@ -95,7 +102,11 @@ def prepare(manager: ProducerStateManager, offset: int, truncations: int) -> Cut
     first = segments.bases[0]
     known = [known for known in manager.snapshot_offsets() if first <= known <= offset]
     start = known[-1] if known else first
+    if start == offset:
+        return None
     low, high = segments.floor(start), segments.floor(offset)
+    if segments.bases[high] == offset:
+        high -= 1  # all of that one goes, and it may be damaged
     begins, ends = segments[low].locate(start), segments[high].locate(offset)
     if begins is None:
         return None
@@ -103,9 +114,10 @@ def prepare(manager: ProducerStateManager, offset: int, truncations: int) -> Cut
     size_bytes = sum(segment.size_bytes for segment in kept) - begins[0]
     if ends is not None:
         size_bytes -= segments[high].size_bytes - ends[0]
-    if size_bytes <= INLINE_BYTES:
-        return None
     snapshot = manager.path(start) if known else None
-    return CutPreparation(
+    preparation = CutPreparation(
         manager.disk, offset, truncations, kept, begins[0], snapshot, manager.states.expiration_ms
     )
+    if size_bytes <= INLINE_BYTES:
+        preparation.run()
+    return preparation

@@ -31,8 +31,8 @@ from kept.storage.types import MAX_INT64
 
 TAIL_BYTES: Final = 8 << 20
 """How far back a clean start looks for the last five batches of each producer in the snapshot."""
-_LENGTH_AND_PRODUCER: Final = Struct(">8xi31xq")
-"""batchLength and producerId of a header."""
+_PREFIX: Final = Struct(">qi31xq")
+"""baseOffset, batchLength and producerId of a header."""
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ def replay(
     """Take a segment's batches from byte ``position`` on into the producer state, those with all of
     their records at or above offset ``start`` and below ``end``. Raises DamagedData, MachineError.
     """
-    for data, at, header in _of_producers(segment, position):
+    for data, at, header in _of_producers(segment, position, end):
         if header.last_offset >= end:
             return
         if header.last_offset >= start:
@@ -201,14 +201,18 @@ def replay(
                 segment.note_aborted(aborted)
 
 
-def _of_producers(segment: Segment, position: int) -> Iterator[tuple[bytes, int, BatchHeader]]:
-    """The batches with a producer id from byte ``position`` on; most have none. Each as (bytes,
-    position in them, header). Raises DamagedData.
+def _of_producers(
+    segment: Segment, position: int, end_offset: int = MAX_INT64
+) -> Iterator[tuple[bytes, int, BatchHeader]]:
+    """The batches with a producer id from byte ``position`` on that begin below ``end_offset``;
+    most have none. Each as (bytes, position in them, header). Raises DamagedData.
     """
     for data in segment.chunks(position):
         at, end = 0, len(data)
         while at < end:
-            length, producer_id = _LENGTH_AND_PRODUCER.unpack_from(data, at)
+            base, length, producer_id = _PREFIX.unpack_from(data, at)
+            if base >= end_offset:
+                return
             if producer_id >= 0:
                 try:
                     header = read_header(data, at)

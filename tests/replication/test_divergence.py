@@ -11,6 +11,7 @@ import pytest
 from kept.replication.effects import LogTruncated, LostRecord, RecordsLost
 from kept.storage import layout
 from kept.storage.checkpoints import read_epochs
+from kept.storage.producers import cut_preparation
 from tests.replication.trio import Node
 from tests.support import partitions as tools
 from tests.support.simulated_disk import SimulatedCrash
@@ -300,6 +301,43 @@ def test_a_log_that_parts_from_its_leaders_in_a_damaged_segment_is_cut_at_its_ba
     b.fetch(a, now_ms=10_000, rounds=3)
     assert b.batches()[-1] == a.batches()[-1] == (8, 10, 1)
     assert b.partition.log_end_offset == 10
+    b.partition.check_invariants()
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+def test_where_producers_below_a_cut_cannot_be_read_their_segment_is_fetched_again(
+    nodes, monkeypatch, inline_bytes
+) -> None:
+    """The place is found past a damaged header, but all that producers wrote is read through it. No
+    disk failed: a log directory is not to go offline for it.
+    """
+    monkeypatch.setattr(cut_preparation, "INLINE_BYTES", inline_bytes)
+    a, b, _ = nodes
+    r = (A, B)
+    a.lead(1, r)
+    b.follow(A, 1, r)
+    for sequence in range(6):
+        tools.produce(a.partition, pid=7, sequence=sequence)
+        b.fetch(a)
+        if sequence == 1:
+            b.partition.log.roll(tools.NOW)
+    b.lead(2, r, (B,), 1)
+    tools.produce(b.partition, pid=7, sequence=6)
+    a.lead(3, r, (A,), 2)
+    b.follow(A, 3, r, r, 2)
+    log = b.partition.log
+    assert (log.segments.bases, log.log_end_offset) == ([0, 2], 7)
+    damaged = log.segments[1]
+    b.disk.writev(damaged.file, [b"\xff" * 4], damaged.locate(3)[0] + 57)  # its count of records
+    b.effects.clear()
+    b.fetch(a, rounds=2)
+    assert b.effects == [] and log.log_end_offset == 7, "it is a member"
+    b.follow(A, 3, r, (A,), 3)
+    b.fetch(a, now_ms=5000)
+    assert b.effects[-1] == LogTruncated(0, 2) and b.partition.listener.errors == []
+    b.fetch(a, now_ms=10_000, rounds=4)
+    assert b.batches() == a.batches() and b.partition.log_end_offset == 6
+    assert log.producers.get(7).last_sequence == 5
     b.partition.check_invariants()
 
 

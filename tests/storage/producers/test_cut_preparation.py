@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from kept.storage import layout
+from kept.storage.errors import DamagedData
 from kept.storage.producers import cut_preparation, producer_state_manager
 from kept.storage.records import build_batch
 from tests.support.logs import NOW, open_log
@@ -137,8 +138,78 @@ def test_a_cut_that_does_not_wait_reads_for_itself(how) -> None:
     assert known(log) == known(plain)
 
 
-def test_little_is_read_by_the_cut(monkeypatch) -> None:
+def test_little_is_read_at_once(monkeypatch) -> None:
     monkeypatch.setattr(cut_preparation, "INLINE_BYTES", 1 << 20)
-    log = filled(1)
-    assert log.prepare_cut(log.log_end_offset - 9) is None
+    plain, log = filled(1), filled(1)
+    offset = log.log_end_offset - 9
     assert log.prepare_cut(log.log_end_offset) is None
+    assert log.prepare_cut(offset) is None
+    plain.truncate_to(offset)
+    monkeypatch.setattr(producer_state_manager, "replay", None)
+    log.truncate_to(offset)
+    assert known(log) == known(plain)
+
+
+def damaged(log, batch: int):
+    """The largest segment, and where its last batch begins. Of one batch of it the number of
+    records is wrong, which nothing else of a cut looks at.
+    """
+    segment = max(log.segments[1:], key=lambda segment: segment.size_bytes)
+    batches = list(segment.walk(0, segment.size_bytes))
+    log.disk.writev(segment.file, [b"\xff" * 4], batches[batch][0] + 57)
+    return segment, batches[-1][2]
+
+
+@pytest.mark.parametrize("little", [True, False])
+def test_damage_below_a_cut_is_told_before_anything_is_gone(little, monkeypatch) -> None:
+    if little:
+        monkeypatch.setattr(cut_preparation, "INLINE_BYTES", 1 << 20)
+    log = filled(1)
+    segment, offset = damaged(log, 1)
+    base, end = segment.base_offset, log.log_end_offset
+    if not little:
+        preparation = log.prepare_cut(offset)
+        assert preparation is not None
+        preparation.run()
+    for _ in range(2):
+        with pytest.raises(DamagedData, match="negative record count") as error:
+            log.prepare_cut(offset)
+    assert error.value.path == segment.path(layout.LOG) and log.log_end_offset == end
+    log.disk.unlink(log.producer_state.path(base))  # so that there is something to read below
+    preparation = log.prepare_cut(base)
+    assert (preparation is None) is little
+    if preparation is not None:
+        preparation.run()
+    assert log.prepare_cut(base) is None, "nothing of the segment stays"
+    log.truncate_to(base)
+    assert log.log_end_offset == base
+    log.check_invariants()
+
+
+def test_damage_of_what_is_cut_hides_nothing() -> None:
+    log = filled(1)
+    _, offset = damaged(log, -1)
+    preparation = log.prepare_cut(offset)
+    assert preparation is not None
+    preparation.run()
+    assert log.prepare_cut(offset) is None and preparation.states is not None
+    log.truncate_to(offset)
+    assert log.log_end_offset == offset
+    log.check_invariants()
+
+
+def test_a_damaged_snapshot_is_no_damage_of_a_segment() -> None:
+    """An older one is taken, or all is read."""
+    plain, log = filled(1), filled(1)
+    offset = plain.log_end_offset - 9
+    preparation = log.prepare_cut(offset)
+    assert preparation is not None and preparation._snapshot is not None
+    log.disk.write_file(preparation._snapshot, bytes(5))
+    preparation.run()
+    assert preparation.done and preparation.states is preparation.damage is None
+    assert log.prepare_cut(offset) is None
+    ends = []
+    for cut in (plain, log):
+        cut.truncate_to(offset)
+        ends.append({pid: state.last_sequence for pid, state in cut.producers.items()})
+    assert ends[0] == ends[1] and known(log)[2:4] == known(plain)[2:4]

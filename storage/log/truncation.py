@@ -79,8 +79,7 @@ def _truncate_to(log: Log, offset: int) -> None:
         return
     logger.info("%s: truncating to %d", log, offset)
     gone = [s for s in log.segments if s.base_offset > offset]
-    active, size_bytes = _find_cut(log, offset)
-    end_offset = active.end_below(size_bytes)
+    active, size_bytes, end_offset = _find_cut(log, offset)
     log.before_cut(end_offset, min(log.recovery_point, end_offset))
     try:
         _cut(log, active, size_bytes, gone, offset)
@@ -95,9 +94,9 @@ def check_cut(log: Log, offset: int) -> None:
         _find_cut(log, offset)
 
 
-def _find_cut(log: Log, offset: int) -> tuple[Segment, int]:
-    """The segment that is cut at ``offset``, and how many bytes of it stay. At its base the whole
-    segment goes: it is not read, and may be damaged.
+def _find_cut(log: Log, offset: int) -> tuple[Segment, int, int]:
+    """The segment that is cut at ``offset``, how many bytes of it stay, and the log's end then. At
+    its base the whole segment goes: it is not read, and may be damaged.
     """
     active = log.segments[log.segments.floor(offset)]
     size_bytes = 0
@@ -106,7 +105,7 @@ def _find_cut(log: Log, offset: int) -> tuple[Segment, int]:
         size_bytes = active.size_bytes if batch is None else batch[0]
     if size_bytes:
         _ = active.aborted  # the cut needs them: damage of their file is told here
-    return active, size_bytes
+    return active, size_bytes, active.end_below(size_bytes)
 
 
 def _cut(log: Log, active: Segment, size_bytes: int, gone: list[Segment], offset: int) -> None:

@@ -371,18 +371,24 @@ class Segment:
         return last_position
 
     def end_below(self, position: int) -> int:
-        """Where the log ends once the file is cut at ``position``, where a batch begins; the base
-        where the batches do not tell. Reads what :meth:`cut` will.
+        """Where the log ends once the file is cut at ``position``, where a batch begins. Reads what
+        :meth:`cut` will, and raises DamagedData where that would.
         """
         end = self.base_offset
         if not position:
             return end
         self.load_index()
+        self.load_time_index()
+        start = self.index.position_floor(position - 1)
         try:
-            for batch in self.walk(self.index.position_floor(position - 1), position):
+            for batch in self.walk(start, position):
                 end = batch[3] + 1
         except DamagedData:
-            return self.base_offset
+            if not start:
+                raise
+            # Only that entry may be wrong.
+            for batch in self.walk(self.index.position_floor(start - 1), position):
+                end = batch[3] + 1
         return end
 
     def end_of_file_offset(self, position: int) -> int:

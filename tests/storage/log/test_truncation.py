@@ -205,6 +205,27 @@ def test_damage_that_hides_where_to_cut_is_told_before_anything_is_gone(kit) -> 
     assert log.log_end_offset == log.segments.active.next_offset
 
 
+def test_damage_right_below_the_place_is_told_before_anything_is_gone(kit) -> None:
+    """An entry of the index leads to the place itself, past it."""
+    disk = SimulatedDisk()
+    log = kit.open_log(disk, config=LogConfig(segment_bytes=1 << 20))
+    for n in range(6):
+        kit.append(log, kit.batch(1, mark=n, size=5_000))
+    segment, calls = log.segments[0], disk.calls
+    assert segment.index.floor_entry(4) == (4, segment.locate(4)[0])
+    overwrite(disk, segment, segment.locate(3)[0])
+    for cut in (log.check_cut, log.truncate_to):
+        with pytest.raises(DamagedData):
+            cut(4)
+    assert (log.log_end_offset, segment.next_offset) == (6, 6)
+    assert not [step for step in steps(disk, calls) if step.startswith(("unlink", "truncate"))]
+    log.check_cut(0)
+    log.truncate_to(0)
+    kit.append(log, kit.batch(1))
+    assert [base for base, _, _ in kit.contents(log)] == [0]
+    log.check_invariants()
+
+
 @pytest.mark.parametrize("index", [True, False])
 def test_at_the_base_of_a_segment_damage_hides_nothing(kit, index) -> None:
     disk, log = of_three_segments(kit)

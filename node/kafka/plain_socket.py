@@ -30,6 +30,9 @@ class PlainSocket(asyncio.BufferedProtocol):
         """Accepted: it is served now, later or not at all."""
         self._transport = transport
         peer = transport.get_extra_info("peername")
+        if peer is None:  # reset by now: nobody knows by whom, and access may go by his address
+            self.abort()
+            return
         host = peer[0] if isinstance(peer, tuple) and len(peer) > 1 else ""
         sock = transport.get_extra_info("socket")
         fd = -1 if sock is None else sock.fileno()

@@ -269,6 +269,9 @@ class TlsHandshake(asyncio.Protocol):
     def _serve(self, transport: Any) -> None:
         """Raises UnknownPeer for whom the certificate does not say who he is."""
         listener: Listener = self._listener
+        if transport.get_extra_info("peername") is None:  # reset meanwhile, as in PlainSocket
+            transport.abort()
+            return
         principal = self._acceptor.tls.principal(transport.get_extra_info("ssl_object"))
         mechanism = "" if principal == ANONYMOUS else "SSL"
         session = listener.session(transport, principal, mechanism)

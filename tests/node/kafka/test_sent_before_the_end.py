@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -193,6 +194,27 @@ def test_no_more_of_them_wait_at_a_time_than_the_budget_allows(
             waiting[-1].set_result(b"")
         await client.gone()
         await until(lambda: not client.lone.node.parts.memory.waiting.used_bytes)
+
+    client.lone.run(go())
+
+
+def test_who_reset_his_connection_before_it_was_accepted_is_not_served(
+    connect_by: Callable[[str], Client],
+) -> None:
+    """The system does not tell his address any more: he would be denied nothing by it, nor count.
+    What he sent it does tell.
+    """
+    client = connect_by("PLAINTEXT")
+
+    async def go() -> None:
+        sock = socket.create_connection(("127.0.0.1", client.lone.port), 60)
+        sock.sendall(produced(one_batch()))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+        sock, _ = await client.connected()  # which is accepted behind it
+        assert client.end_offset == 0
+        fin(sock)
+        await client.gone()
 
     client.lone.run(go())
 

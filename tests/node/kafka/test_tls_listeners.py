@@ -323,9 +323,9 @@ class Transport:
 
     aborted = False
 
-    def __init__(self, certificate: bytes | None = None) -> None:
+    def __init__(self, certificate: bytes | None = None, *, is_reset: bool = False) -> None:
         self._known = {
-            "peername": ("10.0.0.1", 1),
+            "peername": None if is_reset else ("10.0.0.1", 1),
             "ssl_object": Given(getpeercert=lambda binary_form: certificate),
         }
 
@@ -336,11 +336,22 @@ class Transport:
         self.aborted = True
 
 
-@pytest.mark.parametrize(("name", "is_served"), [("node", True), ("ada", False), ("", False)])
+@pytest.mark.parametrize(
+    ("name", "is_reset", "is_served"),
+    [("node", False, True), ("ada", False, False), ("", False, False), ("node", True, False)],
+)
 def test_whose_certificate_is_no_node_s_is_closed_unserved(
-    parts: NodeParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_served: bool
+    parts: NodeParts,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    name: str,
+    is_reset: bool,
+    is_served: bool,
 ) -> None:
-    """Also where the same authority has signed it."""
+    """Also where the same authority has signed it; and whoever has reset the connection, since his
+    address is not known any more.
+    """
     listener = parts.node_listener
     assert listener is not None and listener.acceptor is not None
     served: list[str] = []
@@ -349,7 +360,7 @@ def test_whose_certificate_is_no_node_s_is_closed_unserved(
     if name:
         _, _, pem = Path(Authority(tmp_path).issue(name)).read_text().partition(KEY_END)
         certificate = ssl.PEM_cert_to_DER_cert(pem)
-    transport = Transport(certificate)
+    transport = Transport(certificate, is_reset=is_reset)
     TlsHandshake(listener.acceptor, Given(), "10.0.0.1:1").connection_made(transport)
     assert (served, transport.aborted) == ((["User:CN=node"], False) if is_served else ([], True))
 

@@ -361,11 +361,13 @@ class Listener:
         if scheme == "Basic":
             user, password = parse_basic(authorization)
             return await self.authenticate_password(transport, user, password, on_refused)
+        host = self.session(transport).host  # which TLS does not tell of one who goes meanwhile
         try:
             checked = await logins.check_token(self.name, parse_bearer(authorization))
         except SaslAuthenticationFailed as error:
             checked = AccessTokenChecked(why=str(error))
         session = self.session(transport, f"User:{checked.user}", OAUTHBEARER)
+        session.host = host
         if checked.why:
             return await self._refuse_login(session, "Bearer", "", checked.why, on_refused)
         lifetime_ms = logins.lifetime_ms(self.name, checked.expires_at_s)

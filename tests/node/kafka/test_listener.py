@@ -563,6 +563,27 @@ async def test_a_refused_login_is_told_of_before_its_answer_waits(
     login.cancel()
 
 
+@run
+async def test_a_token_is_of_the_address_that_showed_it_though_its_connection_has_gone() -> None:
+    """What a POST asks for is done then, but for what an ACL denies by host."""
+    peer: list[Any] = [(HERE, 1)]
+
+    async def check_token(*_: str) -> AccessTokenChecked:
+        peer[0] = None
+        return AccessTokenChecked("ada")
+
+    found = Site().listener()
+    found.context.authorizer, found.context.counters = ALLOW_ALL, Given(logins=0)
+    found.context.logins = Given(
+        settings=lambda _: Given(http_schemes=("Bearer",)),
+        check_token=check_token,
+        lifetime_ms=lambda *_: 1000,
+    )
+    transport = Given(get_extra_info=lambda _: peer[0])
+    session = await found.authenticate(transport, b"Bearer a.b.c")
+    assert session is not None and (session.principal, session.host) == ("User:ada", HERE)
+
+
 # Who may change the voters.
 
 

@@ -27,7 +27,7 @@ from kept.cluster.security.acls import AclOperation as Op
 from kept.cluster.security.acls import AclResourceType
 from kept.node.kafka import acl_resources
 from kept.node.runtime import error_codes
-from kept.node.runtime.deferred import Deferred
+from kept.node.runtime.completable_future import CompletableFuture
 from kept.node.security.access import CLUSTER, Access, Each, Open, Own, Whole
 from kept.node.security.session import EVERYTHING
 from kept.steps import Steps
@@ -50,7 +50,7 @@ LONGEST_SOFTWARE_NAME: Final = 32_768
 
 NO_LEVELS: Final[Mapping[str, int]] = {}
 
-HandlerResult = Mapping[str, Any] | bytes | Deferred[Any] | Awaitable[Any] | Steps[Any]
+HandlerResult = Mapping[str, Any] | bytes | CompletableFuture[Any] | Awaitable[Any] | Steps[Any]
 """A response as values, one that is encoded already, or what comes to that: later, or by the steps
 of a request of many entries (``kept.node.runtime.time_slices``)."""
 

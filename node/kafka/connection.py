@@ -53,7 +53,7 @@ from kept.node.kafka.response_slot import (
 from kept.node.kafka.response_writer import ResponseWriter, TransportWriter
 from kept.node.runtime import error_codes
 from kept.node.runtime.clock import monotonic_ms
-from kept.node.runtime.deferred import Deferred
+from kept.node.runtime.completable_future import CompletableFuture
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import SlicedTask
 from kept.storage.disk import FileSlice
@@ -740,7 +740,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         place = reply or self.expect()
         future: Any = answer
-        if not isinstance(answer, Deferred):
+        if not isinstance(answer, CompletableFuture):
             future = asyncio.ensure_future(answer, loop=self.context.runtime.loop)
         held_bytes, is_sliced = request.held_bytes, isinstance(future, SlicedTask)
         blocks = is_sliced or request.api.key in api.IN_TURN
@@ -761,7 +761,7 @@ class Connection(asyncio.BufferedProtocol):
         while True:
             if isinstance(answer, Generator):
                 answer = self.context.runtime.slices.run(answer, memory.drawn)
-            elif isinstance(answer, Deferred) and answer.done():
+            elif isinstance(answer, CompletableFuture) and answer.done():
                 answer = answer.result()
             else:
                 return answer

@@ -15,7 +15,7 @@ from kio.static.constants import EntityType
 from kept.client.protocol import messages as protocol
 from kept.client.protocol.messages import Values
 from kept.node.kafka.error_responses import PARTS, Part, refusal
-from kept.node.runtime.deferred import Deferred
+from kept.node.runtime.completable_future import CompletableFuture
 from kept.node.security.access import CLUSTER, MESSAGES, REFUSED, Each, Own, Whole
 from kept.steps import Steps
 from kept.storage.errors import InvariantViolation
@@ -164,7 +164,7 @@ def then(answer: HandlerResult, finish: Finish) -> Steps[HandlerResult]:
         answer = yield from answer
     if isinstance(answer, Mapping):
         return (yield from finish(answer))
-    if isinstance(answer, Deferred):
+    if isinstance(answer, CompletableFuture):
         return answer.map(lambda values: then(values, finish))
     return answer if answer is None else _later(answer, finish)
 

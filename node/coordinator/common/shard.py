@@ -33,7 +33,7 @@ from kept.node.coordinator.common.events import (
     TransactionalProducer,
 )
 from kept.node.coordinator.common.log_loader import load
-from kept.node.runtime.deferred import Deferred
+from kept.node.runtime.completable_future import CompletableFuture
 from kept.node.runtime.error_codes import code_for
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import SLICE_S
@@ -169,7 +169,7 @@ class Shard(Generic[Core]):
         self.load_started_s = 0.0
         """By the loop's clock."""
         self._loading: asyncio.Task[None] | None = None
-        self._requests: dict[int, asyncio.Future[Any] | Deferred[Any]] = {}
+        self._requests: dict[int, asyncio.Future[Any] | CompletableFuture[Any]] = {}
         self._last_request = 0
         self._staged: list[tuple[int, int]] = []
         """(append, its end offset) since the last write."""
@@ -302,15 +302,17 @@ class Shard(Generic[Core]):
         self._request(make_event, future)
         return future
 
-    def submit_deferred(self, make_event: MakeEvent) -> Deferred[Any]:
+    def submit_completable(self, make_event: MakeEvent) -> CompletableFuture[Any]:
         """As :meth:`submit`. Its callbacks are called while effects are carried out: they must not
         step this shard.
         """
-        deferred: Deferred[Any] = Deferred()
-        self._request(make_event, deferred)
-        return deferred
+        future: CompletableFuture[Any] = CompletableFuture()
+        self._request(make_event, future)
+        return future
 
-    def _request(self, make_event: MakeEvent, result: asyncio.Future[Any] | Deferred[Any]) -> None:
+    def _request(
+        self, make_event: MakeEvent, result: asyncio.Future[Any] | CompletableFuture[Any]
+    ) -> None:
         if self._unloaded:
             raise NotCoordinator(f"{self.tp.place} is not led here any more")
         self._last_request += 1

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.replica_table import ReplicaTable
-    from kept.node.runtime.deferred import Deferred
+    from kept.node.runtime.completable_future import CompletableFuture
     from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
 
@@ -151,9 +151,9 @@ class Shards(Generic[Core]):
         """A key's core steps an event. Raises NotCoordinator, CoordinatorLoadInProgress."""
         return self.shard(key).submit(make_event)
 
-    def submit_deferred(self, key: str, make_event: MakeEvent) -> Deferred[Any]:
-        """As :meth:`submit`; see :meth:`.shard.Shard.submit_deferred`."""
-        return self.shard(key).submit_deferred(make_event)
+    def submit_completable(self, key: str, make_event: MakeEvent) -> CompletableFuture[Any]:
+        """As :meth:`submit`; see :meth:`.shard.Shard.submit_completable`."""
+        return self.shard(key).submit_completable(make_event)
 
     def follow_up(self, key: str, result: asyncio.Future[Any], make_event: MakeEvent) -> None:
         """A key's core steps an event about the request that waits for ``result``, if one does."""

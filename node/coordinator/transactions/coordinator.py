@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.replica_table import ReplicaTable
-    from kept.node.runtime.deferred import Deferred
+    from kept.node.runtime.completable_future import CompletableFuture
     from kept.node.runtime.runtime import Runtime
     from kept.storage.records import BatchHeader
     from kept.storage.types import TopicPartition
@@ -226,14 +226,14 @@ class TransactionCoordinator:
         producer_id: int,
         epoch: int,
         partitions: frozenset[TopicPartition],
-    ) -> Deferred[ev.VerifyPartitionsResult]:
+    ) -> CompletableFuture[ev.VerifyPartitionsResult]:
         """Whether partitions are in the open transaction. Raises NotCoordinator,
         CoordinatorLoadInProgress, and CoordinatorNotAvailable while another node may coordinate: a
         "yes" from memory that came behind its marker would leave a transaction that nobody ends.
         """
         if self.cluster_link.may_be_fenced:
             raise CoordinatorNotAvailable("no controller has answered this node for a while")
-        return self.shards.submit_deferred(
+        return self.shards.submit_completable(
             transactional_id,
             lambda number: ev.VerifyPartitions(
                 number, transactional_id, producer_id, epoch, partitions
@@ -248,11 +248,11 @@ class TransactionCoordinator:
         partitions: frozenset[TopicPartition],
         client_version: int,
         connection: ev.ClientConnection | None = None,
-    ) -> Deferred[ev.AddPartitionsResult]:
+    ) -> CompletableFuture[ev.AddPartitionsResult]:
         """Have partitions, all of which exist, join the transaction; the fields are those of
         :class:`.events.AddPartitions`. Raises NotCoordinator, CoordinatorLoadInProgress.
         """
-        return self.shards.submit_deferred(
+        return self.shards.submit_completable(
             transactional_id,
             lambda number: ev.AddPartitions(
                 number,

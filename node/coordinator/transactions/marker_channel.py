@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.leadership_barrier import LeadershipBarrier
     from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
-    from kept.node.runtime.deferred import Deferred
+    from kept.node.runtime.completable_future import CompletableFuture
     from kept.node.runtime.runtime import Runtime
 
 WRITE_TXN_MARKERS_VERSION: Final = 2
@@ -157,7 +157,7 @@ class MarkerChannel:
             return
         marks = [(entry.marker, sorted(entry.partitions)) for entry in effect.entries]
 
-        def finish(done: SlicedTask[Deferred[Marked]]) -> None:
+        def finish(done: SlicedTask[CompletableFuture[Marked]]) -> None:
             error = done.failure()
             if error is None:
                 self._wait_for(effect.node, done.result())
@@ -179,8 +179,8 @@ class MarkerChannel:
         bugs.report("markers failed", error, node=node)
         self._step(MarkersFailed(node))
 
-    def _wait_for(self, node: int, marked: Deferred[Marked]) -> None:
-        def answered(finished: Deferred[Marked]) -> None:
+    def _wait_for(self, node: int, marked: CompletableFuture[Marked]) -> None:
+        def answered(finished: CompletableFuture[Marked]) -> None:
             answers = tuple(
                 (marker.producer_id, tp, error)
                 for marker, partitions in finished.result()

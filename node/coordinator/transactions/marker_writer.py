@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
-from kept.node.runtime.deferred import Deferred
+from kept.node.runtime.completable_future import CompletableFuture
 from kept.node.runtime.error_codes import code_for
 from kept.storage.errors import (
     CoordinatorLoadInProgress,
@@ -113,7 +113,7 @@ class _Request:
         self._loop = loop
         self._entries: list[tuple[EndMarker, list[_Write]]] = []
         self._missing = 0
-        self._marked: Deferred[Marked] | None = None
+        self._marked: CompletableFuture[Marked] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, marker: EndMarker) -> None:
@@ -127,9 +127,9 @@ class _Request:
         self._missing += 1
         return write
 
-    def marked(self) -> Deferred[Marked]:
+    def marked(self) -> CompletableFuture[Marked]:
         """All are staged or refused: what becomes of them, within :data:`TIMEOUT_S`."""
-        marked = self._marked = Deferred()
+        marked = self._marked = CompletableFuture()
         if self._missing:
             self._timer = self._loop.call_later(TIMEOUT_S, self._expire)
         else:
@@ -189,7 +189,7 @@ class MarkerWriter:
         """Whether a connection, by its ordinal, is older than this node's leadership."""
         return connection <= self._newest_before.get(tp, -1)
 
-    def write_for_node(self, marks: Marks, connection: int) -> Steps[Deferred[Marked]]:
+    def write_for_node(self, marks: Marks, connection: int) -> Steps[CompletableFuture[Marked]]:
         """As :meth:`write`, for a coordinator that sent them over ``connection``.
 
         Raises NetworkException, and writes nothing, where that is older than this node's leadership
@@ -204,7 +204,9 @@ class MarkerWriter:
                 yield
         return (yield from self.write(every, connection))
 
-    def write(self, marks: Marks, connection: int | None = None) -> Steps[Deferred[Marked]]:
+    def write(
+        self, marks: Marks, connection: int | None = None
+    ) -> Steps[CompletableFuture[Marked]]:
         """Append markers, one partition a step, then write them, once a partition."""
         request = _Request(self.runtime.loop)
         staged: list[tuple[_Write, int]] = []

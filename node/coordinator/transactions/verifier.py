@@ -21,8 +21,8 @@ from kept.client.protocol.api_keys import ApiKey
 from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.transactions.records import partitions_by_topic
 from kept.node.coordinator.transactions.transaction import TV2
+from kept.node.runtime.completable_future import CompletableFuture
 from kept.node.runtime.counters import REQUEST_BUCKETS
-from kept.node.runtime.deferred import Deferred
 from kept.node.runtime.error_codes import code_for
 from kept.node.runtime.histogram import Histogram
 from kept.node.runtime.tasks import TaskOwner
@@ -51,7 +51,7 @@ class _Question(Struct, frozen=True, eq=False):
     epoch: int
     partitions: frozenset[TopicPartition]
     adds: bool
-    answer: Deferred[Errors]
+    answer: CompletableFuture[Errors]
 
     def values(self) -> dict[str, Any]:
         """As the request has it."""
@@ -106,14 +106,14 @@ class Verifier:
         partitions: frozenset[TopicPartition],
         *,
         adds: bool,
-    ) -> Deferred[Errors]:
+    ) -> CompletableFuture[Errors]:
         """What the coordinator says of each partition; ``adds``: they join the transaction.
 
         Never raises: if no answer can be had, NETWORK_EXCEPTION, COORDINATOR_NOT_AVAILABLE or
         another code of the coordinator's is that of all partitions. With
         ``transaction.partition.verification.enable`` off nobody is asked whether they are in it.
         """
-        answer: Deferred[Errors] = Deferred()
+        answer: CompletableFuture[Errors] = CompletableFuture()
         question = _Question(transactional_id, producer_id, epoch, partitions, adds, answer)
         node = self._transactions.shards.leader_of(transactional_id)
         if not adds and not self._config.current.transaction_partition_verification_enable:

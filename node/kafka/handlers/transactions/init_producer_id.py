@@ -72,7 +72,7 @@ class ProducerIdHandler:
         timeout_ms = milliseconds(request.transaction_timeout)
         result = await result_of(
             ctx,
-            lambda: self.transactions.shards.submit_deferred(
+            lambda: self.transactions.shards.submit_completable(
                 name,
                 lambda number: ev.InitProducerId(number, name, timeout_ms, producer_id, epoch),
             ),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kept.node.coordinator.transactions.verifier import Verifier
     from kept.node.kafka.handlers.records.produce import Outcome
     from kept.node.replicas.local_replica import LocalReplica
-    from kept.node.runtime.deferred import Deferred
+    from kept.node.runtime.completable_future import CompletableFuture
     from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
     from kept.storage.producers.verification import VerificationGuard
@@ -82,7 +82,7 @@ class Verification:
         """The partition and the producer id of each batch that is verified."""
         self.coordinator_epoch = NO_LEADER_EPOCH
         """Of whoever was asked, as far as this node knew."""
-        self.response: Deferred[Mapping[TopicPartition, ErrorCode]] | None = None
+        self.response: CompletableFuture[Mapping[TopicPartition, ErrorCode]] | None = None
         """None: nobody needs to be asked."""
 
     @property

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kept.client.protocol.api_keys import ApiKey
 from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.transactions import events as ev
-from kept.node.runtime.deferred import Deferred
+from kept.node.runtime.completable_future import CompletableFuture
 from kept.storage.errors import KeptError, NetworkException
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ FENCED_FROM: Final = {
 
 def result_of(
     ctx: RequestContext,
-    submit: Callable[[], Deferred[Any]],
+    submit: Callable[[], CompletableFuture[Any]],
     failed: Callable[[ErrorCode], Any],
-) -> Deferred[Any]:
+) -> CompletableFuture[Any]:
     """The result that ``submit`` brings, or ``failed`` with the code of what it raises; its error
     is one that the request's version knows.
 
@@ -42,7 +42,7 @@ def result_of(
         submitted = submit()
     except KeptError as error:
         code = coordinator_error(error, "request to a coordinator failed", api=ctx.api_key)
-        submitted = Deferred.of(failed(code))
+        submitted = CompletableFuture.completed(failed(code))
     return submitted.map(partial(_as_known, ctx))
 
 

@@ -22,7 +22,7 @@ from kept.node.coordinator.transactions.records import TransactionState, partiti
 from kept.node.coordinator.transactions.transaction import TV2
 from kept.node.kafka.handlers.transactions.transactional_requests import result_of
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
-from kept.node.runtime.deferred import Deferred, all_of
+from kept.node.runtime.completable_future import CompletableFuture, all_of
 from kept.node.security.access import CLUSTER
 from kept.steps import Steps
 from kept.storage.errors import CoordinatorNotAvailable, InvalidRequest, KeptError
@@ -41,7 +41,7 @@ EPOCH_GROWS_FROM: Final = 5
 """EndTxn ends a transaction of a producer whose epoch grows with each (KIP-890)."""
 
 HandlerResult = dict[str, Any]
-Later = HandlerResult | Deferred[Steps[HandlerResult]]
+Later = HandlerResult | CompletableFuture[Steps[HandlerResult]]
 Errors = Mapping[TopicPartition, ErrorCode]
 
 _UNDESCRIBED: Final[HandlerResult] = {
@@ -90,12 +90,12 @@ class TransactionsHandler:
             yield
         return all_of(said).map(partial(_answer_broker, names))
 
-    def _of_client(self, ctx: RequestContext, request: Any) -> Steps[Deferred[Errors]]:
+    def _of_client(self, ctx: RequestContext, request: Any) -> Steps[CompletableFuture[Errors]]:
         name, topics = request.v3_and_below_transactional_id, request.v3_and_below_topics
         if not ctx.may(AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, name):
             named = yield from self._named(topics)
             code = ErrorCode.transactional_id_authorization_failed
-            return Deferred.of(dict.fromkeys(named.partitions, code))
+            return CompletableFuture.completed(dict.fromkeys(named.partitions, code))
         named = yield from self._named(
             topics, lambda name: ctx.may(AclOperation.WRITE, AclResourceType.TOPIC, name)
         )
@@ -108,7 +108,7 @@ class TransactionsHandler:
             ev.ClientConnection(ctx.connection or 0, ctx.api_key),
         )
 
-    def _of_broker(self, ctx: RequestContext, asked: Any) -> Steps[Deferred[Errors]]:
+    def _of_broker(self, ctx: RequestContext, asked: Any) -> Steps[CompletableFuture[Errors]]:
         named = yield from self._named(asked.topics)
         if asked.verify_only:
             return self._verify(ctx, asked, named)
@@ -116,10 +116,10 @@ class TransactionsHandler:
             ctx, asked.transactional_id, asked.producer_id, asked.producer_epoch, named, None
         )
 
-    def _verify(self, ctx: RequestContext, asked: Any, named: _Named) -> Deferred[Errors]:
+    def _verify(self, ctx: RequestContext, asked: Any, named: _Named) -> CompletableFuture[Errors]:
         if named.errors:
-            return Deferred.of(named.errors)
-        verified: Deferred[ev.VerifyPartitionsResult] = result_of(
+            return CompletableFuture.completed(named.errors)
+        verified: CompletableFuture[ev.VerifyPartitionsResult] = result_of(
             ctx,
             lambda: self.transactions.verify(
                 asked.transactional_id,
@@ -160,13 +160,13 @@ class TransactionsHandler:
         epoch: int,
         named: _Named,
         connection: ev.ClientConnection | None,
-    ) -> Deferred[Errors]:
+    ) -> CompletableFuture[Errors]:
         """All of the partitions, or none. ``connection`` of a client, None of a broker."""
         if named.errors:
-            return Deferred.of(named.errors)
+            return CompletableFuture.completed(named.errors)
         version = 0 if connection is not None else TV2
         partitions = frozenset(named.partitions)
-        added: Deferred[ev.AddPartitionsResult] = result_of(
+        added: CompletableFuture[ev.AddPartitionsResult] = result_of(
             ctx,
             lambda: self.transactions.add(
                 transactional_id, producer_id, epoch, partitions, version, connection
@@ -199,13 +199,13 @@ class TransactionsHandler:
             raise CoordinatorNotAvailable(f"{CONSUMER_OFFSETS} does not exist yet")
         return TopicPartition(CONSUMER_OFFSETS, number)
 
-    def end_txn(self, ctx: RequestContext, request: Any) -> Deferred[HandlerResult]:
+    def end_txn(self, ctx: RequestContext, request: Any) -> CompletableFuture[HandlerResult]:
         """Commit or abort; answered when the decision is committed."""
         name, grows = request.transactional_id, ctx.api_version >= EPOCH_GROWS_FROM
         connection = None if grows else ev.ClientConnection(ctx.connection or 0, ctx.api_key)
-        ended: Deferred[ev.EndTransactionResult] = result_of(
+        ended: CompletableFuture[ev.EndTransactionResult] = result_of(
             ctx,
-            lambda: self.transactions.shards.submit_deferred(
+            lambda: self.transactions.shards.submit_completable(
                 name,
                 lambda number: ev.EndTransaction(
                     number,

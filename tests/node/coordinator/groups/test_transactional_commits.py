@@ -16,7 +16,7 @@ from kept.node.coordinator.common.events import EndMarker
 from kept.node.coordinator.groups import events as ev
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.groups.group_offsets import GroupOffsetsHandler
-from kept.node.runtime.deferred import Deferred
+from kept.node.runtime.completable_future import CompletableFuture
 from kept.node.security.session import Session
 from kept.storage.errors import (
     InvalidProducerEpoch,
@@ -61,9 +61,9 @@ class FakeVerifier:
         partitions: frozenset[TopicPartition],
         *,
         adds: bool,
-    ) -> Deferred[Mapping[TopicPartition, int]]:
+    ) -> CompletableFuture[Mapping[TopicPartition, int]]:
         self.asked.append(Asked(transactional_id, producer_id, epoch, partitions, adds))
-        return Deferred.of(dict.fromkeys(partitions, int(self.says)))
+        return CompletableFuture.completed(dict.fromkeys(partitions, int(self.says)))
 
 
 class GuardedPartition(FakePartition):

@@ -20,7 +20,7 @@ from kept.node.coordinator.transactions.events import MarkersWritten, WriteMarke
 from kept.node.coordinator.transactions.marker_channel import MarkerChannel
 from kept.node.coordinator.transactions.marker_writer import Marked
 from kept.node.metadata.node_identity import NodeIdentity
-from kept.node.runtime.deferred import Deferred
+from kept.node.runtime.completable_future import CompletableFuture
 from kept.node.runtime.logging import bugs
 from kept.node.runtime.runtime import Runtime
 from kept.node.runtime.time_slices import IN_PLACE_STEPS
@@ -51,7 +51,7 @@ class Leaders:
         identity = NodeIdentity(0, "cluster", 9)
         barrier: Any = self.barrier
         writer: Any = Given(write=self.write_here)
-        self.staged: list[tuple[list[Any], Deferred[Marked]]] = []
+        self.staged: list[tuple[list[Any], CompletableFuture[Marked]]] = []
         self.channel = MarkerChannel(Runtime(Disk()), metadata, identity, barrier, self, writer)
         self.channel.on_written = self.written
         self.channel.image_changed(self)  # type: ignore[arg-type]
@@ -67,9 +67,9 @@ class Leaders:
     def write(self, *partitions: TopicPartition, marker: EndMarker = MARKER) -> None:
         self.channel.write(WriteMarkers(4, marker, frozenset(partitions)))
 
-    def write_here(self, marks: Any) -> Steps[Deferred[Marked]]:
+    def write_here(self, marks: Any) -> Steps[CompletableFuture[Marked]]:
         """As the writer of this node's own partitions: the test says when, and what."""
-        marked: Deferred[Marked] = Deferred()
+        marked: CompletableFuture[Marked] = CompletableFuture()
         yield from (None for _ in marks)
         self.staged.append((list(marks), marked))
         return marked
@@ -199,7 +199,7 @@ async def test_markers_whose_writing_was_cancelled_are_written_again(monkeypatch
     tries: list[Any] = []
     reported: list[BaseException] = []
 
-    def write(marks: Any) -> Steps[Deferred[Marked]]:
+    def write(marks: Any) -> Steps[CompletableFuture[Marked]]:
         tries.append(marks)
         if len(tries) > 1:
             return (yield from leaders.write_here(marks))
@@ -293,7 +293,7 @@ async def test_a_bug_of_the_writer_here_does_not_stop_later_markers(count: int) 
     leaders.leaders |= dict.fromkeys(partitions, 0)
     broken: list[int] = []
 
-    def fail(_: Any) -> Steps[Deferred[Marked]]:
+    def fail(_: Any) -> Steps[CompletableFuture[Marked]]:
         yield from (None for _ in range(count - 1))
         broken.append(count)
         raise KeyError("a bug of ours")

@@ -13,7 +13,7 @@ from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.verifier import Verifier
-from kept.node.runtime.deferred import Deferred
+from kept.node.runtime.completable_future import CompletableFuture
 from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk
 from kept.storage.errors import KeptError, NetworkException, NotCoordinator
@@ -35,7 +35,7 @@ class Coordinators:
     def __init__(self, **settings: str) -> None:
         self.asked: list[tuple[int, list[tuple[str, int, bool]], asyncio.Future[Any]]] = []
         self.closed = False
-        self.added: Deferred[ev.AddPartitionsResult]
+        self.added: CompletableFuture[ev.AddPartitionsResult]
         self.own: frozenset[TopicPartition] | KeptError = frozenset()
         transactions: Any = Given(
             shards__leader_of=COORDINATORS.get,
@@ -47,21 +47,21 @@ class Coordinators:
 
     def verify(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Any
-    ) -> Deferred[ev.VerifyPartitionsResult]:
+    ) -> CompletableFuture[ev.VerifyPartitionsResult]:
         """This node's own coordinator: the test says what it answers."""
         assert (transactional_id, producer_id, epoch) == ("own", 7, 0)
         if isinstance(self.own, KeptError):
             raise self.own
-        return Deferred.of(ev.VerifyPartitionsResult(absent=partitions & self.own))
+        return CompletableFuture.completed(ev.VerifyPartitionsResult(absent=partitions & self.own))
 
     def add(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Any, version: int
-    ) -> Deferred[ev.AddPartitionsResult]:
+    ) -> CompletableFuture[ev.AddPartitionsResult]:
         """The same for partitions that join, once the test says so."""
         assert (transactional_id, producer_id, epoch, version) == ("own", 7, 0, 2)
         if isinstance(self.own, KeptError):
             raise self.own
-        self.added = Deferred()
+        self.added = CompletableFuture()
         return self.added
 
     async def call(

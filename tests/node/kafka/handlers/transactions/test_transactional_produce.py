@@ -12,7 +12,7 @@ from kio.static.constants import EntityType
 
 from kept.client.protocol import messages as protocol
 from kept.node.kafka.handlers.transactions.transactional_produce import TransactionalBatches
-from kept.node.runtime.deferred import Deferred
+from kept.node.runtime.completable_future import CompletableFuture
 from kept.storage.records import EndTxnMarker, build_batch
 from kept.storage.types import Codec, TopicPartition
 
@@ -26,12 +26,12 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int, int, frozenset[TopicPartition], bool]] = []
-        self.answers: list[Deferred[Mapping[TopicPartition, ErrorCode]]] = []
+        self.answers: list[CompletableFuture[Mapping[TopicPartition, ErrorCode]]] = []
         self.epoch = -1
 
     def verify(self, transactional_id, producer_id, epoch, partitions, *, adds):
         self.asked.append((transactional_id, producer_id, epoch, partitions, adds))
-        self.answers.append(Deferred())
+        self.answers.append(CompletableFuture())
         return self.answers[-1]
 
     def coordinator_epoch(self, _transactional_id: str) -> int:

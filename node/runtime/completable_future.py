@@ -1,10 +1,10 @@
-"""Results that come now or later, and go on at once.
+"""A future whose callbacks run within the call that completes it, as Java's CompletableFuture.
 
-The callbacks of a future are called in a later turn of the loop, each hand that a result goes
-through takes another turn, and a coroutine that awaits it is a task. That is most of what a small
-request costs whose result comes from elsewhere. A :class:`Deferred` calls within the call that sets
-its result. So whoever adds a callback must bear to be called in the middle of what others do:
-nothing that is served may be waiting for this very call to end.
+The callbacks of an ``asyncio.Future`` are called in a later turn of the loop, each further one that
+a result goes through takes another turn, and a coroutine that awaits it is a task. That is most of
+what a small request costs whose result comes from elsewhere. A :class:`CompletableFuture` calls
+within the call that sets its result. So whoever adds a callback must bear to be called in the
+middle of what others do: nothing that is served may be waiting for this very call to end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 Result = TypeVar("Result")
 
 
-class Deferred(Generic[T]):
+class CompletableFuture(Generic[T]):
     """A result, or an error, that is set once; names are those of ``asyncio.Future``."""
 
     __slots__ = ("_callbacks", "_error", "_is_done", "_value")
@@ -28,17 +28,17 @@ class Deferred(Generic[T]):
         self._is_done = False
         self._value: T | None = None
         self._error: BaseException | None = None
-        self._callbacks: list[Callable[[Deferred[T]], None]] = []
+        self._callbacks: list[Callable[[CompletableFuture[T]], None]] = []
 
     @classmethod
-    def of(cls, value: T) -> Deferred[T]:
-        """A result that is there."""
-        deferred = cls()
-        deferred._is_done, deferred._value = True, value
-        return deferred
+    def completed(cls, value: T) -> CompletableFuture[T]:
+        """A future that has its result."""
+        future = cls()
+        future._is_done, future._value = True, value
+        return future
 
     def done(self) -> bool:
-        """Whether the result, or an error, is there."""
+        """Whether it has a result or an error."""
         return self._is_done
 
     @staticmethod
@@ -59,42 +59,42 @@ class Deferred(Generic[T]):
         return self._error
 
     def set_result(self, value: T) -> None:
-        """Here it is: call whoever waits."""
+        """Complete it: the callbacks are called now."""
         self._value = value
         self._finish()
 
     def set_exception(self, error: BaseException) -> None:
-        """There is none."""
+        """Complete it with an error."""
         self._error = error
         self._finish()
 
-    def add_done_callback(self, callback: Callable[[Deferred[T]], None]) -> None:
+    def add_done_callback(self, callback: Callable[[CompletableFuture[T]], None]) -> None:
         """Call with this when it is done: at once if it is, else within the call that sets it."""
         if self._is_done:
             callback(self)
         else:
             self._callbacks.append(callback)
 
-    def map(self, convert: Callable[[T], Result]) -> Deferred[Result]:
-        """What ``convert`` makes of the result; its error is one of this."""
-        made: Deferred[Result] = Deferred()
+    def map(self, convert: Callable[[T], Result]) -> CompletableFuture[Result]:
+        """A future of what ``convert`` makes of the result. It fails as this one or ``convert``."""
+        mapped: CompletableFuture[Result] = CompletableFuture()
 
-        def finish(finished: Deferred[T]) -> None:
+        def finish(finished: CompletableFuture[T]) -> None:
             try:
                 value = convert(finished.result())
             except Exception as error:  # noqa: BLE001 - it is for whoever gets the result
-                made.set_exception(error)
+                mapped.set_exception(error)
             else:
-                made.set_result(value)
+                mapped.set_result(value)
 
         self.add_done_callback(finish)
-        return made
+        return mapped
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._is_done:
             woken = asyncio.get_running_loop().create_future()
 
-            def wake(_: Deferred[T]) -> None:
+            def wake(_: CompletableFuture[T]) -> None:
                 if not woken.done():
                     woken.set_result(None)
 
@@ -113,26 +113,26 @@ class Deferred(Generic[T]):
                 log.exception("callback failed", error)
 
 
-def all_of(deferreds: Sequence[Deferred[T]]) -> Deferred[list[T]]:
+def all_of(futures: Sequence[CompletableFuture[T]]) -> CompletableFuture[list[T]]:
     """The results of all, in order, when the last one is there; the first error, if any has one."""
-    missing = len(deferreds)
-    together: Deferred[list[T]] = Deferred()
+    missing = len(futures)
+    together: CompletableFuture[list[T]] = CompletableFuture()
 
-    def one_done(_: Deferred[T]) -> None:
+    def one_done(_: CompletableFuture[T]) -> None:
         nonlocal missing
         missing -= 1
         if missing == 0:
             finish()
 
     def finish() -> None:
-        errors = [error for each in deferreds if (error := each.exception()) is not None]
+        errors = [error for each in futures if (error := each.exception()) is not None]
         if errors:
             together.set_exception(errors[0])
         else:
-            together.set_result([each.result() for each in deferreds])
+            together.set_result([each.result() for each in futures])
 
-    for each in deferreds:
+    for each in futures:
         each.add_done_callback(one_done)
-    if not deferreds:
+    if not futures:
         finish()
     return together

@@ -140,7 +140,7 @@ class ProduceServer(RequestServer, Protocol):
     """Who serves Produce."""
 
     def handle_run(
-        self, connection: Connection, ones: list[PlainRequest], buffer: memoryview, now_ms: int
+        self, connection: Connection, requests: list[PlainRequest], buffer: memoryview, now_ms: int
     ) -> int:
         """Serve requests of one plain batch each, in order; how many were served."""
 
@@ -506,12 +506,12 @@ class Connection(asyncio.BufferedProtocol):
                 most = room if room < RUN_FRAMES else RUN_FRAMES
                 if metered:
                     most = self._charge(start + 4, size)
-                ones = parse_run(self._buffer, start, self._end, most, RUN_BYTES, max_frame_bytes)
-                if ones:
+                plain = parse_run(self._buffer, start, self._end, most, RUN_BYTES, max_frame_bytes)
+                if plain:
                     now_ms = now_ms or self.context.runtime.now_ms()
-                    served = self.context.produce.handle_run(self, ones, self._view, now_ms)
+                    served = self.context.produce.handle_run(self, plain, self._view, now_ms)
                     if served:
-                        self._start = frame_end(ones[served - 1])
+                        self._start = frame_end(plain[served - 1])
                         room = 0 if self.throttle_ms else room - served
                         continue
                 self._start = start + 4 + size

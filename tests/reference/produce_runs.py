@@ -101,7 +101,9 @@ def encode_run(entries: Sequence[tuple[PlainRequest, Any, Sequence[int]]]) -> by
     """As ``kept.node.kafka.codec.encode_run``."""
     frames = []
     for request, _, info in entries:
-        result = PartitionResult(request[5], 0, info[0], info[2], info[3])
-        steps = encode_steps(request[0], request[1], [(request[4], [result])])
+        version, correlation_id, _, _, topic, partition, _, _ = request
+        base_offset, _, append_time, log_start_offset, *_ = info
+        result = PartitionResult(partition, 0, base_offset, append_time, log_start_offset)
+        steps = encode_steps(version, correlation_id, [(topic, [result])])
         frames.append(finished(steps))
     return b"".join(frames)

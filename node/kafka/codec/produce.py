@@ -63,7 +63,8 @@ class ProduceRequest(NamedTuple):
 
 PlainRequest = tuple[int, int, int, int, bytes, int, int, int]
 """A request of one plain batch: version, correlation id, acks (1 or -1), timeout_ms, topic (as in
-:class:`ProduceRequest`), partition, start and end of the batch in the buffer."""
+:class:`ProduceRequest`), partition, start and end of the batch in the buffer. The kernel makes
+plain tuples, which are unpacked where a field is needed."""
 
 
 class PartitionResult(NamedTuple):
@@ -98,7 +99,8 @@ def is_zstd(batch: memoryview) -> bool:
 
 def frame_end(request: PlainRequest) -> int:
     """Where the frame of a request of one plain batch ends in its buffer."""
-    return request[7] + _NO_TAGS if request[0] >= FLEXIBLE else request[7]
+    version, _, _, _, _, _, _, end = request
+    return end + _NO_TAGS if version >= FLEXIBLE else end
 
 
 def _parse(reader: RequestReader, version: int) -> ProduceRequest:

@@ -412,20 +412,22 @@ class DelayedProduceRun(ResponseSlot):
 
     def _fail(self, hosted: LocalReplica, error: BaseException, committed: int = 0) -> None:
         """Note an error for a partition's batches that end above ``committed``."""
-        for place, (one, where, info) in enumerate(self.entries):
+        for place, (request, where, info) in enumerate(self.entries):
             if where is hosted and info.last_offset >= committed and place not in self._errors:
-                self._errors[place] = failure(_acknowledgement(one[5], info), error)
+                self._errors[place] = failure(_plain_acknowledgement(request, info), error)
 
     def _expire(self) -> None:
         """Not committed in the requests' own time: say so for those that still wait."""
         self._timer = None
         late = _timeout_code(self._context)
-        for place, (one, hosted, info) in enumerate(self.entries):
+        for place, (request, hosted, info) in enumerate(self.entries):
             is_late = hosted in self._flushes or (
                 hosted in self._commits and info.last_offset >= hosted.partition.high_watermark
             )
             if is_late and place not in self._errors:
-                self._errors[place] = _acknowledgement(one[5], info)._replace(error_code=late)
+                self._errors[place] = _plain_acknowledgement(request, info)._replace(
+                    error_code=late
+                )
         for hosted, token in self._commits.items():
             hosted.partition.forget_commit(token)
         self._answer()
@@ -439,7 +441,8 @@ class DelayedProduceRun(ResponseSlot):
         connection.count_served(api.PRODUCE, len(entries), self._started)
         frames = self._frames() if self._errors else encode_run(entries)
         if self.throttle_ms and not self._errors:
-            after = 1 if entries[-1][0][0] >= codec.FLEXIBLE else 0  # no tags
+            (version, *_), _, _ = entries[-1]
+            after = 1 if version >= codec.FLEXIBLE else 0  # no tags
             frames = with_throttle(frames, len(frames) - 4 - after, self.throttle_ms)
         self._release()
         connection.complete(self, [frames])
@@ -447,14 +450,15 @@ class DelayedProduceRun(ResponseSlot):
     def _frames(self) -> bytes:
         """The responses, some of which are errors."""
         frames = []
-        for place, (one, _, info) in enumerate(self.entries):
-            result = self._errors.get(place) or _acknowledgement(one[5], info)
+        for place, (request, _, info) in enumerate(self.entries):
+            version, correlation_id, _, _, topic, _, _, _ = request
+            result = self._errors.get(place) or _plain_acknowledgement(request, info)
             steps = encoded_steps(
                 self._context.hints,
                 self._connection.listener.name,
-                one[0],
-                one[1],
-                [(one[4], [result])],
+                version,
+                correlation_id,
+                [(topic, [result])],
                 self.throttle_ms if place == len(self.entries) - 1 else 0,
             )
             frames.append(finished(steps))
@@ -466,6 +470,11 @@ def _acknowledgement(index: int, info: AppendInfo) -> codec.PartitionResult:
     return codec.PartitionResult(
         index, 0, info.base_offset, info.log_append_time, info.log_start_offset
     )
+
+
+def _plain_acknowledgement(request: codec.PlainRequest, info: AppendInfo) -> codec.PartitionResult:
+    _, _, _, _, _, partition, _, _ = request
+    return _acknowledgement(partition, info)
 
 
 def encoded_steps(  # noqa: PLR0917

@@ -338,7 +338,7 @@ class ProduceHandler:
     def handle_run(
         self,
         connection: Connection,
-        ones: list[codec.PlainRequest],
+        requests: list[codec.PlainRequest],
         buffer: memoryview,
         now_ms: int,
     ) -> int:
@@ -349,8 +349,8 @@ class ProduceHandler:
         table, writable = self._table, connection.session.writable
         dirty, run = connection.dirty, connection.run
         served = appended = records = size = walked = 0
-        for one in ones:
-            version, _, acks, timeout_ms, name, index, start, end = one
+        for request in requests:
+            version, _, acks, timeout_ms, name, index, start, end = request
             if name not in writable:
                 break  # the long way asks
             try:
@@ -367,7 +367,7 @@ class ProduceHandler:
                 served -= 1  # perhaps: the long way finds out, in a thread
                 break
             except KeptError as error:
-                self._refuse_one(connection, one, hosted, error)
+                self._refuse_plain(connection, request, hosted, error)
                 run = None
                 if connection.blocked:
                     break
@@ -380,7 +380,7 @@ class ProduceHandler:
                 run = connection.open_run(
                     DelayedProduceRun(self._delayed, connection, acks, timeout_ms)
                 )
-            run.entries.append((one, hosted, info))
+            run.entries.append((request, hosted, info))
             if hosted.sync:
                 run.sync = True
             walked += checked.area_bytes
@@ -396,16 +396,19 @@ class ProduceHandler:
         """End of a readiness event: write what was staged, then let responses go on their way."""
         write(connection)
 
-    def _refuse_one(
+    def _refuse_plain(
         self,
         connection: Connection,
-        one: codec.PlainRequest,
+        request: codec.PlainRequest,
         hosted: LocalReplica,
         error: KeptError,
     ) -> None:
-        failed = DelayedProduce(self._delayed, connection, one[0], one[1], one[2], one[3])
-        failed.topic(one[4])
-        failed.refused(one[5], error, hosted)
+        version, correlation_id, acks, timeout_ms, topic, partition, _, _ = request
+        failed = DelayedProduce(
+            self._delayed, connection, version, correlation_id, acks, timeout_ms
+        )
+        failed.topic(topic)
+        failed.refused(partition, error, hosted)
         self._counters.refused()
         connection.unwritten.append(failed)
 

@@ -257,7 +257,7 @@ def test_a_run_of_frames_ends_with_the_first_of_another_kind(kernel, version):
     data = b"xy" + plain * 3
     found = kernel.parse_run(data, 2, len(data), 9, 1 << 20, n)
     assert [codec.frame_end(one) for one in found] == [2 + n, 2 + 2 * n, 2 + 3 * n]
-    assert {data[one[6] : one[7]] for one in found} == {PLAIN}
+    assert {data[start:end] for *_, start, end in found} == {PLAIN}
 
     def count(data, frames=9, size=1 << 20, end=None, longest=n):
         end = len(data) if end is None else end

@@ -25,7 +25,7 @@ from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
 from kept.node.grpc.callers import CALLER, Evicted
 from kept.node.grpc.status_codes import end_with, parsed, shortened
 from kept.node.proto import broker_pb2
-from kept.node.security.access import CLUSTER, NO_LOGIN, Known, Open
+from kept.node.security.access import CLUSTER, NO_LOGIN, PermitAll, RequireLogin
 from kept.node.security.password_checks import TooManyLogins
 from kept.node.security.revocation import Revoked, run_while_allowed
 from kept.storage.errors import InvalidRequest, InvariantViolation
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from kept.node.security.session import Session
 
 
-class OnTopic(Struct, frozen=True):
-    """A question about the topic that a request of a kind names. Who may do ``cluster`` on the
-    cluster is not asked.
+class AuthorizeTopic(Struct, frozen=True):
+    """A check of the operation on the topic that a request of a kind names. Who may do ``cluster``
+    on the cluster is served, too.
     """
 
     operation: AclOperation
@@ -58,16 +58,16 @@ class OnTopic(Struct, frozen=True):
         return session.may(self.operation, AclResourceType.TOPIC, topic, audited=audited, api=api)
 
 
-METHODS: Final[dict[str, Open | Known | OnTopic]] = {
-    "/broker.Broker/CreateTopic": OnTopic(
+METHODS: Final[dict[str, PermitAll | RequireLogin | AuthorizeTopic]] = {
+    "/broker.Broker/CreateTopic": AuthorizeTopic(
         AclOperation.CREATE, broker_pb2.CreateTopicRequest, AclOperation.CREATE
     ),
-    "/broker.Broker/Produce": OnTopic(AclOperation.WRITE, broker_pb2.ProduceRequest),
-    "/broker.Broker/Consume": OnTopic(AclOperation.READ, broker_pb2.ConsumeRequest),
-    "/grpc.health.v1.Health/Check": Open(),
-    "/grpc.health.v1.Health/List": Open(),
-    "/grpc.health.v1.Health/Watch": Open(),
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Known(),
+    "/broker.Broker/Produce": AuthorizeTopic(AclOperation.WRITE, broker_pb2.ProduceRequest),
+    "/broker.Broker/Consume": AuthorizeTopic(AclOperation.READ, broker_pb2.ConsumeRequest),
+    "/grpc.health.v1.Health/Check": PermitAll(),
+    "/grpc.health.v1.Health/List": PermitAll(),
+    "/grpc.health.v1.Health/Watch": PermitAll(),
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": RequireLogin(),
 }
 """By full name; a method of these services without a row stops the start."""
 
@@ -85,7 +85,7 @@ def check_methods() -> None:
 def _check_method(name: str, client_streaming: bool) -> None:
     if name not in METHODS:
         raise InvariantViolation(f"gRPC method {name}: nothing says who may call it")
-    if client_streaming and isinstance(METHODS[name], OnTopic):
+    if client_streaming and isinstance(METHODS[name], AuthorizeTopic):
         raise InvariantViolation(
             f"gRPC method {name}: only the first of its requests would be asked about"
         )
@@ -174,7 +174,7 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         whether it may still go on.
         """
         access, caller = method.access, call.caller.connection
-        if isinstance(access, Open):
+        if isinstance(access, PermitAll):
             return None, lambda: True
         session = await self._session(call, context)
         loop, logins = asyncio.get_running_loop(), caller.listener.context.logins
@@ -187,7 +187,7 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._callers.logged_in(call, session)
         if session.is_unrestricted:
             return session, lasts
-        if isinstance(access, Known):
+        if isinstance(access, RequireLogin):
             if session.principal == ANONYMOUS:
                 await _end(context, *_login_wanted(caller))
             return session, lasts
@@ -234,7 +234,7 @@ class _Method(NamedTuple):
     """
 
     name: str
-    access: Open | Known | OnTopic
+    access: PermitAll | RequireLogin | AuthorizeTopic
     handler: Any
     serve: Any
 

@@ -9,20 +9,20 @@ from kept.node.admin.views.topic_view import MAX_SEGMENTS
 from kept.node.http.parameters import Parameters
 from kept.node.http.route_access import (
     ALTER_CLUSTER,
+    DESCRIBABLE_GROUPS,
+    DESCRIBABLE_TOPICS,
     DESCRIBE,
     DESCRIBE_CLUSTER,
     DESCRIBE_CLUSTER_CONFIGS,
     DESCRIBE_GROUP,
     DESCRIBE_NAMED_TOPIC,
     DESCRIBE_NAMED_TOPIC_CONFIGS,
-    SHOWN_GROUPS,
-    SHOWN_TOPICS,
-    Every,
+    AllOf,
     named_topic,
     topic_or_cluster,
 )
 from kept.node.http.route_table import RouteContext, route
-from kept.node.security.access import Whole
+from kept.node.security.access import AuthorizeRequest
 from kept.storage.errors import InvalidRequest
 from kept.storage.types import decimal_number
 
@@ -48,7 +48,7 @@ async def _quorum(node: RouteContext, p: Parameters) -> Any:
     return await node.services.quorum.describe(p.flag("local"))
 
 
-@route("GET", "/api/v1/topics", large=True, access=SHOWN_TOPICS)
+@route("GET", "/api/v1/topics", large=True, access=DESCRIBABLE_TOPICS)
 async def _all_topics(node: RouteContext, _p: Parameters) -> Any:
     return await node.services.topics.topics()
 
@@ -105,7 +105,7 @@ async def _remove_voter(node: RouteContext, p: Parameters) -> Any:
     "GET",
     "/api/v1/topics/{topic}/groups",
     large=True,
-    access=Every((Whole(DESCRIBE, named_topic), SHOWN_GROUPS)),
+    access=AllOf((AuthorizeRequest(DESCRIBE, named_topic), DESCRIBABLE_GROUPS)),
     filtered=True,
 )
 async def _groups_of_topic(node: RouteContext, p: Parameters) -> Any:

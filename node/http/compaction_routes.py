@@ -13,8 +13,8 @@ from kept.node.http.route_access import (
     DESCRIBE_TOPIC,
     READ_TOPIC,
     topic_or_cluster,
+    topic_or_describable,
     topic_or_key,
-    topic_or_shown,
 )
 from kept.node.http.route_table import RouteContext, route
 
@@ -41,7 +41,7 @@ async def _history(node: RouteContext, p: Parameters) -> Any:
     "/api/v1/compaction",
     "topic",
     large=True,
-    access=topic_or_shown,
+    access=topic_or_describable,
 )
 async def _compaction(node: RouteContext, p: Parameters) -> Any:
     topic = p.text("topic") if "topic" in p.given else None

@@ -11,17 +11,17 @@ from kept.node.http.console import events
 from kept.node.http.messages import HttpResponse
 from kept.node.http.parameters import Parameters
 from kept.node.http.route_access import (
+    DESCRIBABLE_GROUPS,
     DESCRIBE,
     DESCRIBE_TOPIC,
     READ_TOPIC,
-    SHOWN_GROUPS,
-    Shown,
+    FilterByDescribe,
     named_group,
     named_id,
-    what_moves,
+    topic_or_login,
 )
 from kept.node.http.route_table import RouteContext, route
-from kept.node.security.access import Whole
+from kept.node.security.access import AuthorizeRequest
 from kept.storage.errors import InvalidRequest
 
 _SELECTION: Final = ("topic", "partition", "key", "key_base64", "contains", "header")
@@ -33,7 +33,7 @@ _SELECTION: Final = ("topic", "partition", "key", "key_base64", "contains", "hea
     "/api/v1/groups",
     "name",
     large=True,
-    access=SHOWN_GROUPS,
+    access=DESCRIBABLE_GROUPS,
     filtered=True,
 )
 async def _groups(node: RouteContext, p: Parameters) -> Any:
@@ -44,7 +44,7 @@ async def _groups(node: RouteContext, p: Parameters) -> Any:
     "GET",
     "/api/v1/groups/{group}",
     large=True,
-    access=Whole(DESCRIBE, named_group),
+    access=AuthorizeRequest(DESCRIBE, named_group),
     filtered=True,
 )
 async def _group(node: RouteContext, p: Parameters) -> Any:
@@ -56,7 +56,7 @@ async def _group(node: RouteContext, p: Parameters) -> Any:
     "/api/v1/transactions",
     "name",
     large=True,
-    access=Shown("transactions", "transactional_id", AclResourceType.TRANSACTIONAL_ID),
+    access=FilterByDescribe("transactions", "transactional_id", AclResourceType.TRANSACTIONAL_ID),
     filtered=True,
 )
 async def _transactions(node: RouteContext, p: Parameters) -> Any:
@@ -68,7 +68,7 @@ async def _transactions(node: RouteContext, p: Parameters) -> Any:
     "GET",
     "/api/v1/transactions/{transactional_id}",
     large=True,
-    access=Whole(DESCRIBE, named_id),
+    access=AuthorizeRequest(DESCRIBE, named_id),
     filtered=True,
 )
 async def _transaction(node: RouteContext, p: Parameters) -> Any:
@@ -116,7 +116,7 @@ async def _life(node: RouteContext, p: Parameters) -> Any:
     return await node.services.compaction.life_of_key(topic, partition, key, here=p.request.here)
 
 
-@route("GET", "/api/v1/events", "topic", "partition", access=what_moves, travels=False)
+@route("GET", "/api/v1/events", "topic", "partition", access=topic_or_login, travels=False)
 async def _events(node: RouteContext, p: Parameters) -> HttpResponse:
     node.streams.admit()
     chunks = node.streams.stream(p.request.session, p.partition() if "topic" in p.given else None)

@@ -18,10 +18,10 @@ from kept.node.runtime.time_slices import Pace
 from kept.node.security.access import (
     CLUSTER,
     NO_LOGIN,
-    Known,
-    Open,
+    AuthorizeRequest,
+    PermitAll,
+    RequireLogin,
     Resource,
-    Whole,
     the_cluster,
 )
 from kept.node.security.revocation import Revoked, run_while_allowed
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DESCRIBE: Final = AclOperation.DESCRIBE
-OPEN: Final = Open()
+PERMIT_ALL: Final = PermitAll()
 PIECE_BYTES: Final = 64 * 1024
 """Of an answer of another node, at a time."""
 ITEMS_TOGETHER: Final = 64
@@ -44,7 +44,7 @@ _WAYS: Final = {
 }
 
 
-class Shown(Struct, frozen=True):
+class FilterByDescribe(Struct, frozen=True):
     """Of the list ``field`` of the result those items are shown that may be described: resources of
     a type, named in ``name``.
     """
@@ -53,37 +53,45 @@ class Shown(Struct, frozen=True):
     name: str
     resource_type: AclResourceType
 
-    async def of(
+    async def visible(
         self, session: Session, items: Iterable[T], name_of: Callable[[T], str]
     ) -> list[T]:
         """The items that ``session`` sees."""
         return await describable(session, self.resource_type, items, name_of)
 
 
-class ShownFields(Struct, frozen=True):
-    """The ``fields`` of the result are shown to who is allowed what ``question`` asks; the answer
-    to others has none of them.
+class FilterFields(Struct, frozen=True):
+    """The ``fields`` of the result are shown to who has the ``permission``; the answer to others
+    has none of them.
     """
 
     fields: tuple[str, ...]
-    question: Whole
+    permission: AuthorizeRequest
 
 
-class OnTopicOrCluster(Struct, frozen=True):
-    """A question about the topic that a request names; who may do the same on the cluster is not
-    asked (``Create``).
+class AuthorizeTopicOrCluster(Struct, frozen=True):
+    """A check of the operation on the topic that a request names, or on the cluster (``Create``:
+    either is enough).
     """
 
     operation: AclOperation
 
 
-class Every(Struct, frozen=True):
-    """All of these questions; the first that is refused refuses the request."""
+class AllOf(Struct, frozen=True):
+    """All of these checks; the first that is refused refuses the request."""
 
-    parts: tuple[Whole | Shown | ShownFields, ...]
+    parts: tuple[AuthorizeRequest | FilterByDescribe | FilterFields, ...]
 
 
-Access = Open | Known | Whole | Shown | ShownFields | OnTopicOrCluster | Every
+Access = (
+    PermitAll
+    | RequireLogin
+    | AuthorizeRequest
+    | FilterByDescribe
+    | FilterFields
+    | AuthorizeTopicOrCluster
+    | AllOf
+)
 
 
 def named_topic(p: Parameters) -> Resource:
@@ -109,29 +117,29 @@ def _group_of(p: Parameters) -> Resource:
     return AclResourceType.GROUP, p.text("group")
 
 
-DESCRIBE_CLUSTER: Final = Whole(DESCRIBE)
-ALTER_CLUSTER: Final = Whole(AclOperation.ALTER)
-DESCRIBE_CLUSTER_CONFIGS: Final = Whole(AclOperation.DESCRIBE_CONFIGS)
-ALTER_CLUSTER_CONFIGS: Final = Whole(AclOperation.ALTER_CONFIGS)
-DESCRIBE_TOPIC: Final = Whole(DESCRIBE, _topic_of)
-DESCRIBE_NAMED_TOPIC_CONFIGS: Final = Whole(AclOperation.DESCRIBE_CONFIGS, named_topic)
-DESCRIBE_NAMED_TOPIC: Final = Every(
+DESCRIBE_CLUSTER: Final = AuthorizeRequest(DESCRIBE)
+ALTER_CLUSTER: Final = AuthorizeRequest(AclOperation.ALTER)
+DESCRIBE_CLUSTER_CONFIGS: Final = AuthorizeRequest(AclOperation.DESCRIBE_CONFIGS)
+ALTER_CLUSTER_CONFIGS: Final = AuthorizeRequest(AclOperation.ALTER_CONFIGS)
+DESCRIBE_TOPIC: Final = AuthorizeRequest(DESCRIBE, _topic_of)
+DESCRIBE_NAMED_TOPIC_CONFIGS: Final = AuthorizeRequest(AclOperation.DESCRIBE_CONFIGS, named_topic)
+DESCRIBE_NAMED_TOPIC: Final = AllOf(
     (
-        Whole(DESCRIBE, named_topic),
-        ShownFields(("config", "broker_defaults"), DESCRIBE_NAMED_TOPIC_CONFIGS),
+        AuthorizeRequest(DESCRIBE, named_topic),
+        FilterFields(("config", "broker_defaults"), DESCRIBE_NAMED_TOPIC_CONFIGS),
     )
 )
-READ_TOPIC: Final = Whole(AclOperation.READ, _topic_of)
-WRITE_TOPIC: Final = Whole(AclOperation.WRITE, _topic_of)
-ALTER_TOPIC: Final = Whole(AclOperation.ALTER, _topic_of)
-ALTER_TOPIC_CONFIGS: Final = Whole(AclOperation.ALTER_CONFIGS, _topic_of)
-DELETE_TOPIC: Final = Whole(AclOperation.DELETE, _topic_of)
-CREATE_TOPIC: Final = OnTopicOrCluster(AclOperation.CREATE)
-DESCRIBE_GROUP: Final = Whole(DESCRIBE, _group_of)
-COMMIT_OFFSETS: Final = Every((Whole(AclOperation.READ, _group_of), READ_TOPIC))
-SHOWN_TOPICS: Final = Shown("topics", "name", AclResourceType.TOPIC)
-SHOWN_PARTITIONS: Final = Shown("partitions", "topic", AclResourceType.TOPIC)
-SHOWN_GROUPS: Final = Shown("groups", "group", AclResourceType.GROUP)
+READ_TOPIC: Final = AuthorizeRequest(AclOperation.READ, _topic_of)
+WRITE_TOPIC: Final = AuthorizeRequest(AclOperation.WRITE, _topic_of)
+ALTER_TOPIC: Final = AuthorizeRequest(AclOperation.ALTER, _topic_of)
+ALTER_TOPIC_CONFIGS: Final = AuthorizeRequest(AclOperation.ALTER_CONFIGS, _topic_of)
+DELETE_TOPIC: Final = AuthorizeRequest(AclOperation.DELETE, _topic_of)
+CREATE_TOPIC: Final = AuthorizeTopicOrCluster(AclOperation.CREATE)
+DESCRIBE_GROUP: Final = AuthorizeRequest(DESCRIBE, _group_of)
+COMMIT_OFFSETS: Final = AllOf((AuthorizeRequest(AclOperation.READ, _group_of), READ_TOPIC))
+DESCRIBABLE_TOPICS: Final = FilterByDescribe("topics", "name", AclResourceType.TOPIC)
+DESCRIBABLE_PARTITIONS: Final = FilterByDescribe("partitions", "topic", AclResourceType.TOPIC)
+DESCRIBABLE_GROUPS: Final = FilterByDescribe("groups", "group", AclResourceType.GROUP)
 
 
 def topic_or_cluster(p: Parameters) -> Access:
@@ -139,13 +147,13 @@ def topic_or_cluster(p: Parameters) -> Access:
     return DESCRIBE_TOPIC if "topic" in p.given else DESCRIBE_CLUSTER
 
 
-def what_moves(p: Parameters) -> Access:
-    """A topic where one is given. Else whoever is known is told of what he may describe, and with
-    Describe on the cluster, which need not be a known one's, of all of it.
+def topic_or_login(p: Parameters) -> Access:
+    """A topic where one is given. Else whoever has logged in is told of what he may describe, and
+    with Describe on the cluster, which anonymous clients may have, too, of all of it.
     """
     if "topic" in p.given:
         return DESCRIBE_TOPIC
-    return DESCRIBE_CLUSTER if may_describe_cluster(p.request.session) else Known()
+    return DESCRIBE_CLUSTER if may_describe_cluster(p.request.session) else RequireLogin()
 
 
 def may_describe_cluster(session: Session) -> bool:
@@ -153,11 +161,11 @@ def may_describe_cluster(session: Session) -> bool:
     return session.may(DESCRIBE, *CLUSTER, audited=False)
 
 
-def topic_or_shown(p: Parameters) -> Access:
+def topic_or_describable(p: Parameters) -> Access:
     """A topic where one is given: else whoever is told that there is none knows which there are.
     Without one those are shown that may be described.
     """
-    return DESCRIBE_TOPIC if "topic" in p.given else SHOWN_PARTITIONS
+    return DESCRIBE_TOPIC if "topic" in p.given else DESCRIBABLE_PARTITIONS
 
 
 def topic_or_key(p: Parameters) -> Access:
@@ -170,25 +178,27 @@ def partitions_and_configs(p: Parameters) -> Access:
     more = (ALTER_TOPIC,) if p.given.get("partitions") is not None else ()
     if more and not (p.given.get("set") or p.given.get("delete")):
         return ALTER_TOPIC
-    return Every((*more, ALTER_TOPIC_CONFIGS))
+    return AllOf((*more, ALTER_TOPIC_CONFIGS))
 
 
 def refusal(
     session: Session, access: Access, request: HttpRequest, *, audited: bool = True
 ) -> HttpResponse | None:
-    """Why the request is not served: whoever is not known is asked who he is. None: it is."""
+    """Why the request is not served; whoever has not logged in is asked to. None: it is served."""
     what, allow = "use this", ""
-    if isinstance(access, Every):
+    if isinstance(access, AllOf):
         of_parts = (refusal(session, part, request, audited=audited) for part in access.parts)
         return next((refused for refused in of_parts if refused is not None), None)
-    if isinstance(access, Known):
+    if isinstance(access, RequireLogin):
         if session.principal != ANONYMOUS:
             return None
-    elif isinstance(access, OnTopicOrCluster):
+    elif isinstance(access, AuthorizeTopicOrCluster):
         if session.may(access.operation, *CLUSTER, audited=False):
             return None
-        return refusal(session, Whole(access.operation, _topic_of), request, audited=audited)
-    elif isinstance(access, Whole):
+        return refusal(
+            session, AuthorizeRequest(access.operation, _topic_of), request, audited=audited
+        )
+    elif isinstance(access, AuthorizeRequest):
         resource_type, name = access.resource(Parameters(request))
         api = f"{request.method} {request.path}"
         if session.may(access.operation, resource_type, name, api=api, audited=audited):
@@ -216,9 +226,9 @@ def login_wanted(schemes: Collection[str], why: str = "") -> HttpResponse:
     return failure(401, f"{why}log in with {ways}")
 
 
-def shown_part(access: Access) -> Shown | None:
+def describe_filter(access: Access) -> FilterByDescribe | None:
     """What filters the list of a result, if something does."""
-    return next((part for part in _parts(access) if isinstance(part, Shown)), None)
+    return next((part for part in _parts(access) if isinstance(part, FilterByDescribe)), None)
 
 
 def hidden_fields(access: Access, request: HttpRequest) -> list[str]:
@@ -226,14 +236,14 @@ def hidden_fields(access: Access, request: HttpRequest) -> list[str]:
     return [
         field
         for part in _parts(access)
-        if isinstance(part, ShownFields)
-        and refusal(request.session, part.question, request, audited=False) is not None
+        if isinstance(part, FilterFields)
+        and refusal(request.session, part.permission, request, audited=False) is not None
         for field in part.fields
     ]
 
 
 def _parts(access: Access) -> tuple[Access, ...]:
-    return access.parts if isinstance(access, Every) else (access,)
+    return access.parts if isinstance(access, AllOf) else (access,)
 
 
 async def in_pieces(body: bytes) -> AsyncIterator[bytes]:
@@ -259,7 +269,7 @@ async def without_hidden(
 
 async def shown(access: Access, session: Session, response: HttpResponse) -> HttpResponse:
     """What of another node's list may be described: it is read and passed on item by item."""
-    part = shown_part(access)
+    part = describe_filter(access)
     if part is None or response.status != HTTPStatus.OK or response.chunks is None:
         return response
     body = b"".join([piece async for piece in response.chunks])
@@ -268,7 +278,7 @@ async def shown(access: Access, session: Session, response: HttpResponse) -> Htt
     )
 
 
-async def _shown_items(text: str, part: Shown, session: Session) -> AsyncIterator[bytes]:
+async def _shown_items(text: str, part: FilterByDescribe, session: Session) -> AsyncIterator[bytes]:
     """An answer as ``kept.node.http.json_results`` writes it, with the items of its list that may
     be described. No string has the list's beginning in it: quotes in strings are escaped.
     """

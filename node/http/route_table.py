@@ -18,7 +18,7 @@ from kept.node.admin.results import OMITTED
 from kept.node.http import json_results
 from kept.node.http.messages import HttpRequest, HttpResponse
 from kept.node.http.parameters import Parameters
-from kept.node.http.route_access import Access, hidden_fields, shown_part
+from kept.node.http.route_access import Access, describe_filter, hidden_fields
 from kept.node.security.client_usage import QuotaKind
 
 if TYPE_CHECKING:
@@ -110,10 +110,10 @@ def route(
 
 async def _for_who_asks(access: Access, request: HttpRequest, result: Any) -> Any:
     """A result without the items and fields that are not for who makes the request."""
-    part = shown_part(access)
+    part = describe_filter(access)
     if part is not None:
         name_of, items = attrgetter(part.name), getattr(result, part.field)
-        shown = await part.of(request.session, items, name_of)
+        shown = await part.visible(request.session, items, name_of)
         result = structs.replace(result, **{part.field: shown})
     hidden = hidden_fields(access, request)
     return structs.replace(result, **dict.fromkeys(hidden, OMITTED)) if hidden else result

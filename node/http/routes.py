@@ -26,10 +26,10 @@ from kept.node.http.console.events import EventStreams, Pulses
 from kept.node.http.messages import JSON, HttpRequest, HttpResponse, failure
 from kept.node.http.parameters import Parameters
 from kept.node.http.route_access import (
+    DESCRIBABLE_TOPICS,
     DESCRIBE,
     DESCRIBE_CLUSTER,
-    OPEN,
-    SHOWN_TOPICS,
+    PERMIT_ALL,
     in_pieces,
     refusal,
     shown,
@@ -38,7 +38,7 @@ from kept.node.http.route_access import (
 )
 from kept.node.http.route_table import API, Route, RouteContext, find, route
 from kept.node.metrics.lazy_metrics import LazyMetrics, accepted_format
-from kept.node.security.access import CLUSTER, Known
+from kept.node.security.access import CLUSTER, RequireLogin
 from kept.node.security.client_usage import QuotaKind
 from kept.storage.errors import InvalidRequest, UnknownTopicOrPartition
 
@@ -150,7 +150,7 @@ class Routes:
             return failure(405, f"{request.method} is not for {path}; allowed: {allowed}", allowed)
         route, request.named = served
         node_id = _other_node(request, path, route)
-        access = OPEN if request.session.is_unrestricted else route.access_to(request)
+        access = PERMIT_ALL if request.session.is_unrestricted else route.access_to(request)
         refused = refusal(request.session, access, request)
         if refused is not None:
             return refused
@@ -159,13 +159,13 @@ class Routes:
         served_here = route.filtered and not request.session.is_unrestricted
         if node_id is not None and node_id != self.node_id and not served_here:
             response = await self._forward(node_id, request, route.draws_on)
-            if access is not OPEN:
+            if access is not PERMIT_ALL:
                 response = await shown(access, request.session, response)
                 response = await without_hidden(access, request, response)
         else:
             response = await self._serve(route, request)
         self._record(route, request, response)
-        ends = access is not OPEN or math.isfinite(request.session.expires_at)
+        ends = access is not PERMIT_ALL or math.isfinite(request.session.expires_at)
         if response.endless and response.chunks is not None and ends:
             response.chunks = while_allowed(response.chunks, access, request)
         return response
@@ -189,7 +189,7 @@ class Routes:
             return None
         names = list(topics)
         if not session.is_unrestricted:
-            names = await SHOWN_TOPICS.of(session, names, str)
+            names = await DESCRIBABLE_TOPICS.visible(session, names, str)
         return await nearest_name(name[:MAX_TOPIC_NAME_LENGTH], names)
 
     async def _forward(
@@ -241,14 +241,14 @@ def _console(name: str) -> HttpResponse:
     )
 
 
-@route("GET", "/", access=Known())
+@route("GET", "/", access=RequireLogin())
 async def _index(_node: RouteContext, p: Parameters) -> HttpResponse:
     if "text/html" in p.request.accept:
         return _console("page.html")
     return HttpResponse(text=f"kept\n\n{TABLE}")
 
 
-@route("GET", "/console/{file}", access=Known())
+@route("GET", "/console/{file}", access=RequireLogin())
 async def _part_of_the_page(_node: RouteContext, p: Parameters) -> HttpResponse:
     name = p.request.named
     if name not in console.TYPES:
@@ -256,12 +256,12 @@ async def _part_of_the_page(_node: RouteContext, p: Parameters) -> HttpResponse:
     return _console(name)
 
 
-@route("GET", "/healthz", access=OPEN)
+@route("GET", "/healthz", access=PERMIT_ALL)
 async def _healthz(_node: RouteContext, _p: Parameters) -> HttpResponse:
     return HttpResponse(text="ok\n")
 
 
-@route("GET", "/readyz", access=OPEN)
+@route("GET", "/readyz", access=PERMIT_ALL)
 async def _readyz(node: RouteContext, p: Parameters) -> HttpResponse:
     reason = node.services.health.unready()
     if not p.request.session.may(DESCRIBE, *CLUSTER, audited=False):

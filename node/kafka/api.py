@@ -28,7 +28,14 @@ from kept.cluster.security.acls import AclResourceType
 from kept.node.kafka import acl_resources
 from kept.node.runtime import error_codes
 from kept.node.runtime.completable_future import CompletableFuture
-from kept.node.security.access import CLUSTER, Access, Each, Open, Own, Whole
+from kept.node.security.access import (
+    CLUSTER,
+    Access,
+    AuthorizedByHandler,
+    AuthorizeEach,
+    AuthorizeRequest,
+    PermitAll,
+)
 from kept.node.security.session import EVERYTHING
 from kept.steps import Steps
 
@@ -200,30 +207,30 @@ GROUP_MEMBERS: Final = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
 NEVER: Final = 32767
 """``flexible_from`` of an API without flexible versions."""
 
-_OWN: Final = (Own(),)
-_OPEN: Final = (Open(),)
-_READ_GROUP: Final = (Whole(Op.READ, acl_resources.group),)
-_DESCRIBE_GROUPS: Final = (Each(Op.DESCRIBE, acl_resources.group),)
-_DELETE_GROUPS: Final = (Each(Op.DELETE, acl_resources.group),)
-_DESCRIBE_TOPICS: Final = (Each(Op.DESCRIBE, acl_resources.topic),)
-_EPOCHS: Final = (Each(Op.DESCRIBE, acl_resources.topic, cluster=Op.CLUSTER_ACTION),)
-_CREATE_TOPICS: Final = (Each(Op.CREATE, acl_resources.topic, cluster=Op.CREATE),)
-_ALTER_TOPICS: Final = (Each(Op.ALTER, acl_resources.topic),)
-_DELETE_RECORDS: Final = (Each(Op.DELETE, acl_resources.topic),)
-_READ_TOPICS: Final = (Each(Op.READ, acl_resources.topic),)
-_DESCRIBE_CONFIGS: Final = (Each(Op.DESCRIBE_CONFIGS, acl_resources.configured),)
-_ALTER_CONFIGS: Final = (Each(Op.ALTER_CONFIGS, acl_resources.configured),)
-_DESCRIBE_IDS: Final = (Each(Op.DESCRIBE, acl_resources.transactional_id),)
-_WRITE_ID: Final = (Whole(Op.WRITE, acl_resources.transactional_id),)
-_MARK: Final = (Whole(Op.ALTER, otherwise=Op.CLUSTER_ACTION),)
+_BY_HANDLER: Final = (AuthorizedByHandler(),)
+_PERMIT_ALL: Final = (PermitAll(),)
+_READ_GROUP: Final = (AuthorizeRequest(Op.READ, acl_resources.group),)
+_DESCRIBE_GROUPS: Final = (AuthorizeEach(Op.DESCRIBE, acl_resources.group),)
+_DELETE_GROUPS: Final = (AuthorizeEach(Op.DELETE, acl_resources.group),)
+_DESCRIBE_TOPICS: Final = (AuthorizeEach(Op.DESCRIBE, acl_resources.topic),)
+_EPOCHS: Final = (AuthorizeEach(Op.DESCRIBE, acl_resources.topic, cluster=Op.CLUSTER_ACTION),)
+_CREATE_TOPICS: Final = (AuthorizeEach(Op.CREATE, acl_resources.topic, cluster=Op.CREATE),)
+_ALTER_TOPICS: Final = (AuthorizeEach(Op.ALTER, acl_resources.topic),)
+_DELETE_RECORDS: Final = (AuthorizeEach(Op.DELETE, acl_resources.topic),)
+_READ_TOPICS: Final = (AuthorizeEach(Op.READ, acl_resources.topic),)
+_DESCRIBE_CONFIGS: Final = (AuthorizeEach(Op.DESCRIBE_CONFIGS, acl_resources.configured),)
+_ALTER_CONFIGS: Final = (AuthorizeEach(Op.ALTER_CONFIGS, acl_resources.configured),)
+_DESCRIBE_IDS: Final = (AuthorizeEach(Op.DESCRIBE, acl_resources.transactional_id),)
+_WRITE_ID: Final = (AuthorizeRequest(Op.WRITE, acl_resources.transactional_id),)
+_MARK: Final = (AuthorizeRequest(Op.ALTER, otherwise=Op.CLUSTER_ACTION),)
 _COMMIT: Final = (*_READ_GROUP, *_READ_TOPICS)
-_DELETE_OFFSETS: Final = (Whole(Op.DELETE, acl_resources.group), *_READ_TOPICS)
+_DELETE_OFFSETS: Final = (AuthorizeRequest(Op.DELETE, acl_resources.group), *_READ_TOPICS)
 _ADD_OFFSETS: Final = (*_WRITE_ID, *_READ_GROUP)
 _TXN_COMMIT: Final = (*_WRITE_ID, *_READ_GROUP, *_READ_TOPICS)
-_DESCRIBE_CLUSTER: Final = (Whole(Op.DESCRIBE),)
-_ALTER_CLUSTER: Final = (Whole(Op.ALTER),)
-_DESCRIBE_CLUSTER_CONFIGS: Final = (Whole(Op.DESCRIBE_CONFIGS),)
-_ALTER_CLUSTER_CONFIGS: Final = (Whole(Op.ALTER_CONFIGS),)
+_DESCRIBE_CLUSTER: Final = (AuthorizeRequest(Op.DESCRIBE),)
+_ALTER_CLUSTER: Final = (AuthorizeRequest(Op.ALTER),)
+_DESCRIBE_CLUSTER_CONFIGS: Final = (AuthorizeRequest(Op.DESCRIBE_CONFIGS),)
+_ALTER_CLUSTER_CONFIGS: Final = (AuthorizeRequest(Op.ALTER_CONFIGS),)
 
 HANDLERS: Final[Mapping[str, str]] = {
     "AclsHandler": "security.acls",
@@ -252,27 +259,27 @@ HANDLERS: Final[Mapping[str, str]] = {
 
 APIS: Final = (
     # Produce 0-2 are advertised for librdkafka (KAFKA-18659) and refused on use.
-    Api(ApiKey.PRODUCE, 0, 13, "", 9, _OWN, refused_below=3),
-    Api(ApiKey.FETCH, 4, 18, "", 12, _OWN),
+    Api(ApiKey.PRODUCE, 0, 13, "", 9, _BY_HANDLER, refused_below=3),
+    Api(ApiKey.FETCH, 4, 18, "", 12, _BY_HANDLER),
     Api(ApiKey.LIST_OFFSETS, 1, 11, "ListOffsetsHandler", 6, _DESCRIBE_TOPICS),
-    Api(ApiKey.METADATA, 0, 13, "MetadataHandler", 9, _OWN),
+    Api(ApiKey.METADATA, 0, 13, "MetadataHandler", 9, _BY_HANDLER),
     Api(ApiKey.OFFSET_COMMIT, 2, 10, "GroupOffsetsHandler", 8, _COMMIT),
-    Api(ApiKey.OFFSET_FETCH, 1, 10, "GroupOffsetsHandler", 6, _OWN),
-    Api(ApiKey.FIND_COORDINATOR, 0, 6, "GroupMembershipHandler", 3, _OWN),
+    Api(ApiKey.OFFSET_FETCH, 1, 10, "GroupOffsetsHandler", 6, _BY_HANDLER),
+    Api(ApiKey.FIND_COORDINATOR, 0, 6, "GroupMembershipHandler", 3, _BY_HANDLER),
     Api(ApiKey.JOIN_GROUP, 0, 9, "GroupMembershipHandler", 6, _READ_GROUP),
     Api(ApiKey.HEARTBEAT, 0, 4, "GroupMembershipHandler", 4, _READ_GROUP),
     Api(ApiKey.LEAVE_GROUP, 0, 5, "GroupMembershipHandler", 4, _READ_GROUP),
     Api(ApiKey.SYNC_GROUP, 0, 5, "GroupMembershipHandler", 4, _READ_GROUP),
     Api(ApiKey.DESCRIBE_GROUPS, 0, 6, "DescribeGroupsHandler", 5, _DESCRIBE_GROUPS),
-    Api(ApiKey.LIST_GROUPS, 0, 5, "DescribeGroupsHandler", 3, _OWN),
-    Api(ApiKey.SASL_HANDSHAKE, 0, 1, "SaslHandler", NEVER, _OPEN),
-    Api(ApiKey.API_VERSIONS, 0, 4, "", 3, _OPEN),  # answered below
+    Api(ApiKey.LIST_GROUPS, 0, 5, "DescribeGroupsHandler", 3, _BY_HANDLER),
+    Api(ApiKey.SASL_HANDSHAKE, 0, 1, "SaslHandler", NEVER, _PERMIT_ALL),
+    Api(ApiKey.API_VERSIONS, 0, 4, "", 3, _PERMIT_ALL),  # answered below
     Api(ApiKey.CREATE_TOPICS, 2, 7, "TopicsHandler", 5, _CREATE_TOPICS),
-    Api(ApiKey.DELETE_TOPICS, 1, 6, "TopicsHandler", 4, _OWN),
+    Api(ApiKey.DELETE_TOPICS, 1, 6, "TopicsHandler", 4, _BY_HANDLER),
     Api(ApiKey.DELETE_RECORDS, 0, 2, "DeleteRecordsHandler", 2, _DELETE_RECORDS),
-    Api(ApiKey.INIT_PRODUCER_ID, 0, 5, "ProducerIdHandler", 2, _OWN),
+    Api(ApiKey.INIT_PRODUCER_ID, 0, 5, "ProducerIdHandler", 2, _BY_HANDLER),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "ListOffsetsHandler", 4, _EPOCHS),
-    Api(ApiKey.ADD_PARTITIONS_TO_TXN, 0, 5, "TransactionsHandler", 3, _OWN),
+    Api(ApiKey.ADD_PARTITIONS_TO_TXN, 0, 5, "TransactionsHandler", 3, _BY_HANDLER),
     Api(ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, "TransactionsHandler", 3, _ADD_OFFSETS),
     Api(ApiKey.END_TXN, 0, 5, "TransactionsHandler", 3, _WRITE_ID, max_before=4),
     Api(ApiKey.WRITE_TXN_MARKERS, 1, 2, "WriteTxnMarkersHandler", 1, _MARK),
@@ -283,7 +290,7 @@ APIS: Final = (
     Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, "ConfigHandler", 4, _DESCRIBE_CONFIGS),
     Api(ApiKey.ALTER_CONFIGS, 0, 2, "ConfigHandler", 2, _ALTER_CONFIGS),
     Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "LogDirsHandler", 2, _DESCRIBE_CLUSTER),
-    Api(ApiKey.SASL_AUTHENTICATE, 0, 2, "SaslHandler", 2, _OPEN),
+    Api(ApiKey.SASL_AUTHENTICATE, 0, 2, "SaslHandler", 2, _PERMIT_ALL),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, "TopicsHandler", 2, _ALTER_TOPICS),
     Api(ApiKey.DELETE_GROUPS, 0, 2, "DescribeGroupsHandler", 2, _DELETE_GROUPS),
     Api(ApiKey.ELECT_LEADERS, 0, 2, "ReassignmentHandler", 2, _ALTER_CLUSTER),
@@ -303,12 +310,12 @@ APIS: Final = (
     Api(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1, "ClientQuotasHandler", 1, _DESCRIBE_CLUSTER_CONFIGS),
     Api(ApiKey.ALTER_CLIENT_QUOTAS, 0, 1, "ClientQuotasHandler", 1, _ALTER_CLUSTER_CONFIGS),
     Api(ApiKey.DESCRIBE_QUORUM, 0, 2, "QuorumHandler", 0, _DESCRIBE_CLUSTER),
-    Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "ClusterHandler", 0, _OPEN),
+    Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "ClusterHandler", 0, _PERMIT_ALL),
     Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "DescribeProducersHandler", 0, _READ_TOPICS),
     Api(ApiKey.UNREGISTER_BROKER, 0, 0, "ClusterHandler", 0, _ALTER_CLUSTER),
     Api(ApiKey.DESCRIBE_TRANSACTIONS, 0, 0, "TransactionsHandler", 0, _DESCRIBE_IDS),
-    Api(ApiKey.LIST_TRANSACTIONS, 0, 2, "TransactionsHandler", 0, _OWN),
-    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "ClusterHandler", 0, _OWN),
+    Api(ApiKey.LIST_TRANSACTIONS, 0, 2, "TransactionsHandler", 0, _BY_HANDLER),
+    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "ClusterHandler", 0, _BY_HANDLER),
     Api(ApiKey.ADD_RAFT_VOTER, 0, 1, "RaftVotersHandler", 0, _ALTER_CLUSTER),
     Api(ApiKey.REMOVE_RAFT_VOTER, 0, 0, "RaftVotersHandler", 0, _ALTER_CLUSTER),
 )

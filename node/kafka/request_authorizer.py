@@ -16,7 +16,14 @@ from kept.client.protocol import messages as protocol
 from kept.client.protocol.messages import Values
 from kept.node.kafka.error_responses import PARTS, Part, refusal
 from kept.node.runtime.completable_future import CompletableFuture
-from kept.node.security.access import CLUSTER, MESSAGES, REFUSED, Each, Own, Whole
+from kept.node.security.access import (
+    AUTHORIZATION_CODES,
+    AUTHORIZATION_MESSAGES,
+    CLUSTER,
+    AuthorizedByHandler,
+    AuthorizeEach,
+    AuthorizeRequest,
+)
 from kept.steps import Steps
 from kept.storage.errors import InvariantViolation
 
@@ -31,8 +38,8 @@ Finish = Callable[[Values], Steps[Values]]
 
 def not_allowed(resource_type: AclResourceType) -> Values:
     """The error fields of what may not be done with a resource of a type."""
-    code = REFUSED[resource_type]
-    return {"error_code": code, "error_message": MESSAGES[code]}
+    code = AUTHORIZATION_CODES[resource_type]
+    return {"error_code": code, "error_message": AUTHORIZATION_MESSAGES[code]}
 
 
 def serve(
@@ -51,23 +58,25 @@ def serve(
 def _authorized(
     served: Api, context: RequestContext, request: Any, handler: Handler, image: Image
 ) -> Steps[HandlerResult]:
-    by_item: Each | None = None
+    by_item: AuthorizeEach | None = None
     for access in served.access:
-        if isinstance(access, Each):
+        if isinstance(access, AuthorizeEach):
             by_item = access
-        elif isinstance(access, Whole):
+        elif isinstance(access, AuthorizeRequest):
             resource_type, name = access.resource(request)
             if not _may(context, access, resource_type, name):
                 failed = not_allowed(resource_type)
                 return (yield from refusal(served.key, context.api_version, request, failed))
     if by_item is not None:
         return (yield from _item_by_item(served, context, request, handler, by_item, image))
-    if Own() not in served.access:
+    if AuthorizedByHandler() not in served.access:
         return handler(context, request)
     return (yield from then(handler(context, request), _asked(served, context)))
 
 
-def _may(context: RequestContext, access: Whole, resource_type: AclResourceType, name: str) -> bool:
+def _may(
+    context: RequestContext, access: AuthorizeRequest, resource_type: AclResourceType, name: str
+) -> bool:
     if access.otherwise is not None and context.session.may(
         access.otherwise, resource_type, name, audited=False
     ):
@@ -80,7 +89,7 @@ def _item_by_item(  # noqa: PLR0917
     context: RequestContext,
     request: Any,
     handler: Handler,
-    access: Each,
+    access: AuthorizeEach,
     image: Image,
 ) -> Steps[HandlerResult]:
     part, session = PARTS[served.key][0], context.session

@@ -1,10 +1,10 @@
-"""What each API, route and method asks before it is served: its access entry, which has no default.
+"""How each API, route and method is authorized: its access entry, which has no default.
 
-``Open``: nothing. ``Whole``: one question for the request; refused, every item of the response has
-the resource's code. ``Each``: a question for each item; refused items are taken out before the
-handler sees the request, and their refusals are merged into its response. ``Own``: the handler asks
-by itself, because what it answers depends on it (Metadata filters); who serves it counts the
-questions.
+``PermitAll``: not at all. ``AuthorizeRequest``: one check for the request; if it is refused, every
+item of the response has the resource's code. ``AuthorizeEach``: a check for each item; refused
+items are taken out before the handler sees the request, and their refusals are merged into its
+response. ``AuthorizedByHandler``: the handler checks by itself, because its answer depends on it
+(Metadata filters); who serves it counts the checks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
 
 Resource = tuple[AclResourceType, str]
-"""Type and name of what a question is about."""
+"""Type and name of what an operation is on."""
 
 CLUSTER: Final[Resource] = AclResourceType.CLUSTER, CLUSTER_NAME
 
-REFUSED: Final = MappingProxyType(
+AUTHORIZATION_CODES: Final = MappingProxyType(
     {
         AclResourceType.TOPIC: 29,
         AclResourceType.GROUP: 30,
@@ -34,7 +34,7 @@ REFUSED: Final = MappingProxyType(
     }
 )
 """Kafka's error code of what may not be done with a resource of the type."""
-MESSAGES: Final = MappingProxyType(
+AUTHORIZATION_MESSAGES: Final = MappingProxyType(
     {
         29: "Topic authorization failed.",
         30: "Group authorization failed.",
@@ -47,12 +47,12 @@ NO_LOGIN: Final = "this listener takes no login by HTTP or gRPC"
 """What strangers are told there, where it is no use to ask them who they are."""
 
 
-class Open(Struct, frozen=True):
-    """Whoever reaches it is served."""
+class PermitAll(Struct, frozen=True):
+    """Everybody is served."""
 
 
-class Known(Struct, frozen=True):
-    """Whoever has said who he is is served."""
+class RequireLogin(Struct, frozen=True):
+    """Everybody who has logged in is served."""
 
 
 def the_cluster(_: Any) -> Resource:
@@ -60,9 +60,9 @@ def the_cluster(_: Any) -> Resource:
     return CLUSTER
 
 
-class Whole(Struct, frozen=True):
-    """One question for the whole request, about the resource that it names, or the cluster. Who may
-    do ``otherwise`` on it is served, too.
+class AuthorizeRequest(Struct, frozen=True):
+    """One check for the whole request, of the operation on the resource that it names, or on the
+    cluster. Who may do ``otherwise`` on it is served, too.
     """
 
     operation: AclOperation
@@ -70,10 +70,10 @@ class Whole(Struct, frozen=True):
     otherwise: AclOperation | None = None
 
 
-class Each(Struct, frozen=True):
-    """A question for each item of the request, about the resource that it names in the image; an
-    item that names none (None: an unknown id) is the handler's to answer. Who may do ``cluster`` on
-    the cluster is asked nothing else.
+class AuthorizeEach(Struct, frozen=True):
+    """A check for each item of the request, of the operation on the resource that the item names in
+    the image; an item that names none (None: an unknown id) is the handler's to answer. Who may do
+    ``cluster`` on the cluster may do it with all.
     """
 
     operation: AclOperation
@@ -81,8 +81,8 @@ class Each(Struct, frozen=True):
     cluster: AclOperation | None = None
 
 
-class Own(Struct, frozen=True):
-    """The handler asks; an answer that was made without a question is a bug, and is not sent."""
+class AuthorizedByHandler(Struct, frozen=True):
+    """The handler checks; an answer that was made without a check is a bug, and is not sent."""
 
 
-Access = Open | Whole | Each | Own
+Access = PermitAll | AuthorizeRequest | AuthorizeEach | AuthorizedByHandler

@@ -24,7 +24,7 @@ from kept.node.admin.topic_lookup import nearest_name
 from kept.node.admin.views.consumer_lag import GroupOfTopic, GroupsOfTopic, PartitionLag
 from kept.node.http import json_results, route_table, routes
 from kept.node.http.messages import HttpRequest, HttpResponse
-from kept.node.http.route_access import SHOWN_TOPICS, shown
+from kept.node.http.route_access import DESCRIBABLE_TOPICS, shown
 from kept.node.internode.controller_rpc import PeerHttpReply
 from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.session import Session
@@ -151,7 +151,7 @@ def test_items_that_may_not_be_described_are_left_out(answer):
                 yield body[at : at + 7]
 
         response = HttpResponse(chunks=pieces(), content_type="application/json")
-        return await collected((await shown(SHOWN_TOPICS, session, response)).chunks)
+        return await collected((await shown(DESCRIBABLE_TOPICS, session, response)).chunks)
 
     found = json.loads(asyncio.run(filtered()))
     topics = [one for one in answer["topics"] if one["name"].startswith("a")]

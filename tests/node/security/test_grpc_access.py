@@ -24,7 +24,7 @@ from kept.cluster.security.acls import (
 from kept.cluster.security.credentials import ScramMechanism
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.grpc import call_authorizer
-from kept.node.grpc.call_authorizer import METHODS, CallAuthorizer, OnTopic, check_methods
+from kept.node.grpc.call_authorizer import METHODS, AuthorizeTopic, CallAuthorizer, check_methods
 from kept.node.grpc.callers import Call, Callers
 from kept.node.proto import broker_pb2
 from kept.node.security import revocation
@@ -228,7 +228,7 @@ def test_a_stream_of_requests_is_not_let_in_by_the_topic_of_its_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-    question = OnTopic(AclOperation.READ, broker_pb2.ConsumeRequest)
+    question = AuthorizeTopic(AclOperation.READ, broker_pb2.ConsumeRequest)
     monkeypatch.setitem(METHODS, stream, question)
     with pytest.raises(InvariantViolation, match="only the first of its requests"):
         check_methods()

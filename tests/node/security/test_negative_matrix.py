@@ -35,7 +35,7 @@ from kept.node.http import route_table
 from kept.node.http.messages import HttpRequest
 from kept.node.http.route_access import refusal
 from kept.node.kafka import api
-from kept.node.security.access import Open, Own
+from kept.node.security.access import AuthorizedByHandler, PermitAll
 from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.session import ALLOW_ALL, Session
 from kept.storage.errors import InvariantViolation
@@ -156,7 +156,7 @@ def test_what_has_no_access_entry_does_not_import(monkeypatch: pytest.MonkeyPatc
     Those of gRPC are looked at when its server is made.
     """
     row, handler = partial(api.Api, ApiKey.METADATA, 0, 13, "MetadataHandler", 9), AsyncMock()
-    assert row((Own(),)).access
+    assert row((AuthorizedByHandler(),)).access
     with pytest.raises(TypeError, match="access"):
         row()
     import_module("kept.node.http.routes")
@@ -167,8 +167,8 @@ def test_what_has_no_access_entry_does_not_import(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(TypeError, match="access"):
         untyped.Route(handler)
     assert not route_table.ROUTES
-    route_table.route("GET", "/api/v1/remembered", access=Open())(handler)
-    assert route_table.ROUTES["/api/v1/remembered"]["GET"].access == Open()
+    route_table.route("GET", "/api/v1/remembered", access=PermitAll())(handler)
+    assert route_table.ROUTES["/api/v1/remembered"]["GET"].access == PermitAll()
     live: Any = Given()
     CallAuthorizer(Callers(live), live)
     monkeypatch.delitem(METHODS, "/broker.Broker/Produce")

@@ -22,7 +22,7 @@ from kept.node.kafka.handlers.groups.group_requests import HandlerResult, submit
 from kept.node.runtime.error_codes import shortened
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import Pace
-from kept.node.security.access import MESSAGES
+from kept.node.security.access import AUTHORIZATION_MESSAGES
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class GroupMembershipHandler:
                 await self._ensure_topic(coordinates.topic)
                 await coordinates.shards.wait_for(permitted)
             coordinators, pace = [], Pace()
-            refused = forbidden, "" if batched else MESSAGES[forbidden], NO_NODE
+            refused = forbidden, "" if batched else AUTHORIZATION_MESSAGES[forbidden], NO_NODE
             for key in keys:
                 shown = key in visible
                 coordinators.append(self._coordinator(ctx, coordinates, key) if shown else refused)

@@ -33,7 +33,7 @@ from kept.node.replicas.replica_table import no_topic
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import bugs
 from kept.node.runtime.time_slices import IN_PLACE_STEPS, LOOP_BYTES, LOOP_TOTAL_BYTES, SlicedTask
-from kept.node.security.access import MESSAGES
+from kept.node.security.access import AUTHORIZATION_MESSAGES
 from kept.steps import Steps
 from kept.storage.errors import (
     InflatesBeyondLimit,
@@ -502,7 +502,9 @@ def grant(  # noqa: PLR0917
     text = name.decode("utf-8", "replace") if topic is None else topic.name
     api = "produce" if operation is AclOperation.WRITE else "fetch"
     if not session.may(operation, AclResourceType.TOPIC, text, api=api):
-        raise TopicAuthorizationFailed(MESSAGES[error_codes.TOPIC_AUTHORIZATION_FAILED])
+        raise TopicAuthorizationFailed(
+            AUTHORIZATION_MESSAGES[error_codes.TOPIC_AUTHORIZATION_FAILED]
+        )
     if topic is not None:
         granted.add(name)
 

@@ -39,7 +39,7 @@ from kept.node.metadata.internal_topics import COORDINATED
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.error_codes import TOPIC_AUTHORIZATION_FAILED, error_values
 from kept.node.runtime.fd_quota import FdQuota
-from kept.node.security.access import CLUSTER, MESSAGES
+from kept.node.security.access import AUTHORIZATION_MESSAGES, CLUSTER
 from kept.node.security.client_quotas import ControllerMutations
 from kept.steps import Steps
 from kept.storage.errors import (
@@ -343,7 +343,7 @@ def _resolve(
             continue
         describes = ctx.may(*_DESCRIBE, topic.name)
         errors[topic.name if describes else name, topic_id] = TopicAuthorizationFailed(
-            MESSAGES[TOPIC_AUTHORIZATION_FAILED]
+            AUTHORIZATION_MESSAGES[TOPIC_AUTHORIZATION_FAILED]
         )
     times = Counter(topic.name for topic in topics)
     for name in [name for name, count in times.items() if count > 1]:
@@ -375,7 +375,7 @@ def _find(
         if counts[name] > 1:
             raise InvalidRequest(_DUPLICATE)
         if not may_see:
-            raise TopicAuthorizationFailed(MESSAGES[TOPIC_AUTHORIZATION_FAILED])
+            raise TopicAuthorizationFailed(AUTHORIZATION_MESSAGES[TOPIC_AUTHORIZATION_FAILED])
         topic = image.topics.get(name)
         if topic is None:
             raise UnknownTopicOrPartition("This server does not host this topic-partition.")

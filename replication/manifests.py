@@ -19,7 +19,8 @@ answers, and tests/replication/manifests plays them:
   leader called published in answer to a request sent after a fetch that did not diverge (C11), with
   log end >= b (C6, C10). That the *request* must say so, and not the time of the answer, matters:
   only then has everything below b come from a leader that had applied nothing newer.
-- It keeps two: the newest it holds, and the newest told, so that a pending one stops nothing.
+- It keeps two: the newest it holds, and the newest that its leader called published, so that a
+  pending one stops nothing.
 - *Complete*: when it asked for what it holds, its log reached the end of that, had applied what its
   leader had (or was complete for it), and the leader, which had made the manifest in this epoch,
   had not published it. So nothing below that end went before it was here. Where nothing is applied

@@ -38,9 +38,9 @@ PARTITION_METADATA: Final = "partition.metadata"
 MANIFEST_PREFIX: Final = "manifest-"
 LOST_PREFIX: Final = "lost-"
 HELD_MANIFEST: Final = "held-manifest"
-TOLD_MANIFEST: Final = "told-manifest"
+PUBLISHED_MANIFEST: Final = "told-manifest"
 REMOVALS_PREFIX: Final = "removals-"
-_OF_COMPACTION: Final = (MANIFEST_PREFIX, HELD_MANIFEST, TOLD_MANIFEST, REMOVALS_PREFIX)
+_OF_COMPACTION: Final = (MANIFEST_PREFIX, HELD_MANIFEST, PUBLISHED_MANIFEST, REMOVALS_PREFIX)
 
 LOG: Final = ".log"
 INDEX: Final = ".index"

@@ -12,7 +12,6 @@ replica's files. They are replaced by renames, so that a crash leaves the one or
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Final
 
 from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import manifest
@@ -23,13 +22,10 @@ from kept.storage.errors import DamagedData, InvariantViolation
 from kept.storage.segments.swap import SwapPlan
 from kept.storage.types import Generation
 
-HELD: Final = layout.HELD_MANIFEST
-TOLD: Final = layout.TOLD_MANIFEST
 
-
-class GivenUp(DamagedData):
-    """What was held was given up before (:func:`lose`), and nothing is in its place yet: the leader
-    says what is to be held. No damage of this start, though nothing is known of it, either.
+class MarkedLost(DamagedData):
+    """What was held was given up before (:func:`mark_lost`), and nothing is in its place yet: the
+    leader says what is to be held. No damage of this start, though nothing is known of it, either.
     """
 
     def __init__(self, path: str) -> None:
@@ -55,22 +51,22 @@ def store(
     directory: str,
     disk: Disk,
     held: Manifest | None,
-    reported: Manifest | None,
+    published: Manifest | None,
     *,
     complete: bool = False,
 ) -> None:
     """Make ``held`` what this replica holds, durably, before an acknowledgement of it leaves, and
-    with it whether the log is ``complete`` for it; ``reported``, what the leader was told, is kept
-    too. What is applied needs no file. Blocks.
+    with it whether the log is ``complete`` for it; ``published``, which the leader called so, is
+    kept too. What is applied needs no file. Blocks.
     """
-    _put(directory, disk, TOLD, reported)
+    _put(directory, disk, layout.PUBLISHED_MANIFEST, published)
     disk.reach("held.told")
     applied = applying.read_mark(directory, disk)
     if held is not None and held.generation == applied:
         held = None
     elif held is None and applied is not None:
         raise InvariantViolation(f"{directory}: {applied} is applied, so something is held")
-    _put(directory, disk, HELD, held, complete=complete)
+    _put(directory, disk, layout.HELD_MANIFEST, held, complete=complete)
     disk.reach("held.held")
 
 
@@ -89,16 +85,16 @@ def load(directory: str, disk: Disk) -> Manifest | None:
     """What this replica holds; None for nothing.
 
     Raises DamagedData when that cannot be read: then nothing is known of what is held, and the
-    leader must be asked; GivenUp, which is one, when an earlier start found that and said so.
+    leader must be asked; MarkedLost, which is one, when an earlier start found that and said so.
     DirectoryRefused when it is a newer kept's.
     """
-    path = f"{directory}/{HELD}"
+    path = f"{directory}/{layout.HELD_MANIFEST}"
     try:
         data = disk.read(path)
     except FileNotFoundError:
         return _applied(directory, disk)
     if not data:
-        raise GivenUp(path)
+        raise MarkedLost(path)
     return decode(path, data)
 
 
@@ -106,7 +102,7 @@ def is_complete(directory: str, disk: Disk) -> bool:
     """Whether the log has everything below the end of what is held and not applied, because it had
     that before anybody acted on it (rule 15). Raises DamagedData, DirectoryRefused.
     """
-    path = f"{directory}/{HELD}"
+    path = f"{directory}/{layout.HELD_MANIFEST}"
     try:
         data = disk.read(path)
     except FileNotFoundError:
@@ -119,9 +115,9 @@ def clear_complete(directory: str, disk: Disk) -> None:
 
     A file that is damaged says nothing, and stays.
     """
-    path = f"{directory}/{HELD}"
+    path = f"{directory}/{layout.HELD_MANIFEST}"
     with suppress(FileNotFoundError, DamagedData):
-        _put(directory, disk, HELD, decode(path, disk.read(path)))
+        _put(directory, disk, layout.HELD_MANIFEST, decode(path, disk.read(path)))
 
 
 def _applied(directory: str, disk: Disk) -> Manifest | None:
@@ -135,10 +131,14 @@ def _applied(directory: str, disk: Disk) -> Manifest | None:
         raise DamagedData(path, -1, -1, "it is missing, and the mark names it") from error
 
 
-def body(directory: str, disk: Disk, generation: Generation) -> Manifest:
-    """A manifest that is here: held, told, or applied. Raises FileNotFoundError, DamagedData."""
+def read_manifest(directory: str, disk: Disk, generation: Generation) -> Manifest:
+    """One that is held, published, or applied. Raises FileNotFoundError, DamagedData."""
     damage: DamagedData | None = None
-    for name in (HELD, TOLD, *(f"{layout.MANIFEST_PREFIX}{e}-{g}" for e, g in (generation,))):
+    for name in (
+        layout.HELD_MANIFEST,
+        layout.PUBLISHED_MANIFEST,
+        *(f"{layout.MANIFEST_PREFIX}{e}-{g}" for e, g in (generation,)),
+    ):
         path = f"{directory}/{name}"
         try:
             held = decode(path, disk.read(path))
@@ -154,12 +154,12 @@ def body(directory: str, disk: Disk, generation: Generation) -> Manifest:
     raise FileNotFoundError(f"{directory}: no manifest {generation}")
 
 
-def applied(directory: str, disk: Disk, generation: Generation) -> None:
-    """After the mark names ``generation``: a copy in a slot is not needed any more.
+def remove_applied(directory: str, disk: Disk, generation: Generation) -> None:
+    """After the mark names ``generation``: remove the copies of it that are not needed any more.
 
     One that is damaged stays: what it was is not known, and a start says so.
     """
-    for name in (HELD, TOLD):
+    for name in (layout.HELD_MANIFEST, layout.PUBLISHED_MANIFEST):
         path = f"{directory}/{name}"
         with suppress(FileNotFoundError, DamagedData):
             if decode(path, disk.read(path)).generation == generation:
@@ -168,28 +168,28 @@ def applied(directory: str, disk: Disk, generation: Generation) -> None:
 
 def clear_applied(directory: str, disk: Disk) -> None:
     """The log was cut below the applied manifest (rule 19): it is held still, and not applied."""
-    if not disk.exists(f"{directory}/{HELD}"):
-        _put(directory, disk, HELD, _applied(directory, disk))
+    if not disk.exists(f"{directory}/{layout.HELD_MANIFEST}"):
+        _put(directory, disk, layout.HELD_MANIFEST, _applied(directory, disk))
         disk.reach("held.kept")
     applying.clear(directory, disk)
 
 
-def lose(directory: str, disk: Disk) -> None:
+def mark_lost(directory: str, disk: Disk) -> None:
     """What was held cannot be read: that is kept on disk, too, until the leader has said what is to
     be held. An empty file is no manifest, so :func:`load` goes on raising DamagedData.
     """
-    disk.write_atomic(f"{directory}/{HELD}", b"")
+    disk.write_atomic(f"{directory}/{layout.HELD_MANIFEST}", b"")
     disk.reach("held.lost")
     applying.clear(directory, disk)
 
 
-def begun(directory: str, disk: Disk, base: Generation) -> None:
+def store_base(directory: str, disk: Disk, base: Generation) -> None:
     """A leader that had to begin anew has ``base`` in place (rule 19): it is what it holds."""
-    store(directory, disk, body(directory, disk, base), None)
+    store(directory, disk, read_manifest(directory, disk, base), None)
 
 
-def forget(directory: str, disk: Disk) -> None:
-    """Nothing is held, told, or applied: for a replica of which there is no other."""
-    _put(directory, disk, HELD, None)
-    _put(directory, disk, TOLD, None)
+def remove_all(directory: str, disk: Disk) -> None:
+    """Nothing is held, published, or applied: for a replica of which there is no other."""
+    _put(directory, disk, layout.HELD_MANIFEST, None)
+    _put(directory, disk, layout.PUBLISHED_MANIFEST, None)
     applying.clear(directory, disk)

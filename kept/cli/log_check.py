@@ -72,7 +72,7 @@ def _check_compaction(path: str, disk: Disk, found: list[Finding]) -> list[Findi
                 findings[finding.path] = finding
     try:
         manifest_store.load(path, disk)
-    except manifest_store.GivenUp as error:
+    except manifest_store.MarkedLost as error:
         findings[error.path] = Finding(error.path, -1, -1, error.why, False)
     except DamagedData as error:
         finding = Finding(error.path, error.position, error.offset, error.why, True)

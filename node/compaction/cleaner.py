@@ -415,7 +415,9 @@ class Cleaner:
                 self._check(hosted, running)
             running.computed = True
             self._wake.set()
-            await manifests.pass_made(result, running.leader_epoch, based_on, running.truncations)
+            await manifests.pass_completed(
+                result, running.leader_epoch, based_on, running.truncations
+            )
         finally:
             manifests.end_pass()
         return result

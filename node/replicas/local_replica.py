@@ -87,7 +87,7 @@ class ManifestShell(Protocol):
     def end_pass(self) -> None:
         """It computes no more."""
 
-    async def pass_made(
+    async def pass_completed(
         self, result: Result, leader_epoch: int, based_on: ManifestRef | None, truncations: int
     ) -> None:
         """Offer what a pass made; done when it is applied here."""

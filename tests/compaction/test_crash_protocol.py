@@ -65,7 +65,7 @@ def as_follower(w, said) -> None:
     if manifest_store.load(w.path, w.disk).generation != NEW:
         manifest_store.store(w.path, w.disk, said.body, None)
     said.held = True
-    body = manifest_store.body(w.path, w.disk, NEW)
+    body = manifest_store.read_manifest(w.path, w.disk, NEW)
     discard(w.path, w.disk)
     result = follow.follow(follow.job_for(w.log, body, None, w.now), w.disk)
     w.state = install(w.log, result, w.state.applied, w.now)
@@ -73,12 +73,12 @@ def as_follower(w, said) -> None:
 
 def anew(w, said) -> None:
     """It lost what it held, and is alone."""
-    manifest_store.lose(w.path, w.disk)
+    manifest_store.mark_lost(w.path, w.disk)
     said.held = True
     discard(w.path, w.disk)
     job = job_builder.base_job(w.log, BASE, now_ms=w.now, limits=planner.Limits())
     w.state = install(w.log, run_pass(job, w.disk), None, w.now)
-    manifest_store.begun(w.path, w.disk, BASE)
+    manifest_store.store_base(w.path, w.disk, BASE)
 
 
 def start(w, disk):

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 from uuid import UUID
 
-from kept.compaction.manifest import manifest_store
 from kept.compaction.manifest.follow_worker import run_here
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.workers import ManifestWork
@@ -386,7 +385,7 @@ class NodesCompactionHistory(NodesHistory):
         """Manifests are damaged, but for those that a swap needs; False: there may be one."""
         kinds = [layout.HELD_MANIFEST]
         if machine.ready:
-            kinds += [manifest_store.TOLD, layout.MANIFEST_PREFIX]
+            kinds += [layout.PUBLISHED_MANIFEST, layout.MANIFEST_PREFIX]
             for replica in machine.replicas.values():
                 core = replica.manifests.core
                 if core.applying or core.storing or core.making_base:
@@ -479,14 +478,14 @@ def works_on_manifest(replica: LocalReplica) -> bool:
     assert isinstance(manifests, ReplicaManifests)
     files = manifests._opened_files
     computes = files is not None and files.computing is not None
-    return bool(manifests._works) or computes or manifests._made is not None
+    return bool(manifests._works) or computes or manifests._pass_outputs is not None
 
 
 def waits_for_others(replica: LocalReplica) -> bool:
     """What a pass of it made waits until others hold it: no file is used meanwhile."""
     manifests = replica.manifests
     assert isinstance(manifests, ReplicaManifests)
-    return manifests._made is not None and not manifests._works
+    return manifests._pass_outputs is not None and not manifests._works
 
 
 class InPlace:

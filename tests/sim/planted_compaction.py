@@ -253,7 +253,7 @@ plant(
     "offline-written device-in-pass",
     "nothing is put into place in a directory that is offline, though its device is back",
     ("kept.node.replicas.manifests.replica.ReplicaManifests.abandon", returns(None)),
-    ("kept.node.replicas.manifests.store.Files.check", returns(None)),
+    ("kept.node.replicas.manifests.store.ManifestFiles.check", returns(None)),
     ("kept.node.compaction.cleaner.Cleaner.forget", returns(None)),
     devices=True,
     loose=True,

@@ -76,7 +76,10 @@ async def conclude(
         )
     )
     await pool.run(
-        manifest_store.applied, directory, context.runtime.disk, installable.manifest.generation
+        manifest_store.remove_applied,
+        directory,
+        context.runtime.disk,
+        installable.manifest.generation,
     )
     return state
 

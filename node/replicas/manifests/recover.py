@@ -62,13 +62,13 @@ def after(
         if state.applied is None:
             applied = None
         else:
-            manifest_store.applied(path, disk, state.applied)
-            body = manifest_store.body(path, disk, state.applied)
+            manifest_store.remove_applied(path, disk, state.applied)
+            body = manifest_store.read_manifest(path, disk, state.applied)
             _check_sizes(path, body, opened)
             applied = ref_of(body)
         newest = manifest_store.load(path, disk)
         complete = manifest_store.is_complete(path, disk)
-    except manifest_store.GivenUp:
+    except manifest_store.MarkedLost:
         log.info(
             "manifest awaited",
             path=path,
@@ -121,7 +121,7 @@ def _lost(path: str, disk: Disk, alone: bool) -> ManifestStatus:
     from kept.compaction.manifest import manifest_store
 
     if alone:
-        manifest_store.forget(path, disk)
+        manifest_store.remove_all(path, disk)
     else:
-        manifest_store.lose(path, disk)
+        manifest_store.mark_lost(path, disk)
     return ManifestStatus(lost=not alone)

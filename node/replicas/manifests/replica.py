@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from kept.compaction.manifest.manifest import Manifest
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.manifests.context import ManifestContext
-    from kept.node.replicas.manifests.store import Files, Made
+    from kept.node.replicas.manifests.store import ManifestFiles, PassOutputs
     from kept.node.replicas.manifests.workers import ManifestWork
 
 NEVER: Final = MAX_INT64
@@ -75,11 +75,11 @@ class ReplicaManifests:
         "_closed",
         "_context",
         "_hosted",
-        "_made",
         "_opened_files",
         "_partition",
         "_pass_began_ms",
         "_pass_ms",
+        "_pass_outputs",
         "_published_ms",
         "_tasks",
         "_works",
@@ -101,8 +101,8 @@ class ReplicaManifests:
         it took."""
         self.renew = False
         """The manifest that this leader has applied cannot be read: a pass is to make another."""
-        self._opened_files: Files | None = None
-        self._made: Made | None = None
+        self._opened_files: ManifestFiles | None = None
+        self._pass_outputs: PassOutputs | None = None
         self._works: set[ManifestWork] = set()
         """What is being built or put into place, or waits for its turn."""
         self._tasks = TaskOwner(context.runtime.loop)
@@ -310,7 +310,7 @@ class ReplicaManifests:
             case ev.ClearComplete():
                 self._change(self._files.clear_complete)
             case ev.MarkManifestLost():
-                self._forget_applied(self._files.lose)
+                self._forget_applied(self._files.mark_lost)
             case ev.ReportMissing(ref, offset):
                 adopted = self._hosted.directory.directory.adopted
                 self.retry_schedule.missing(
@@ -353,12 +353,12 @@ class ReplicaManifests:
     # Storing.
 
     @property
-    def _files(self) -> Files:
+    def _files(self) -> ManifestFiles:
         """The files; with the first manifest they are imported."""
         if self._opened_files is None:
-            from kept.node.replicas.manifests.store import Files
+            from kept.node.replicas.manifests.store import ManifestFiles
 
-            self._opened_files = Files(self._context, self._hosted)
+            self._opened_files = ManifestFiles(self._context, self._hosted)
         return self._opened_files
 
     async def _store(self, effect: ev.StoreManifest) -> None:
@@ -394,7 +394,7 @@ class ReplicaManifests:
         unreadable: ManifestUnreadable | None = None
         state: CompactionState | None = None
         try:
-            state = await self._files.bring(work, ref, self._made)
+            state = await self._files.apply(work, ref, self._pass_outputs)
         except ManifestUnreadable as error:
             superseded = ref not in (
                 self.core.held,
@@ -418,9 +418,9 @@ class ReplicaManifests:
             return
         self._in_place(state)
         self.step(ev.ApplyCompleted(ref))
-        made, self._made = self._made, None
-        if made is not None and not made.outcome.done():
-            made.outcome.set_result(None)
+        outputs, self._pass_outputs = self._pass_outputs, None
+        if outputs is not None and not outputs.outcome.done():
+            outputs.outcome.set_result(None)
         self.schedule_pull()
         self._context.scheduler.generation_applied(self._partition.topic_partition)
         try:
@@ -468,7 +468,7 @@ class ReplicaManifests:
 
         state: CompactionState | None = None
         try:
-            state = await self._files.base(work, name, still_wanted)
+            state = await self._files.create_base(work, name, still_wanted)
         # A bug of ours must not leave the core waiting.
         except Exception as error:  # noqa: BLE001
             self._stopped(work, "base generation not made", None, error)
@@ -525,13 +525,13 @@ class ReplicaManifests:
                 f"{self._partition}: {self.pass_blocked_by or 'it is closed'}"
             )
         self._pass_began_ms = monotonic_ms()
-        self._files.begin_computing(work)
+        self._files.begin_pass(work)
 
     def end_pass(self) -> None:
         """It computes no more."""
-        self._files.end_computing()
+        self._files.end_pass()
 
-    async def pass_made(
+    async def pass_completed(
         self, result: Result, leader_epoch: int, based_on: ManifestRef | None, truncations: int
     ) -> None:
         """A pass left its outputs: offer its manifest; done when it is applied here.
@@ -540,7 +540,7 @@ class ReplicaManifests:
         """
         begins_at = self._partition.log.segments[0].base_offset  # retention may take it meanwhile
         try:
-            new = await self._files.made(result)
+            new = await self._files.read_pass_manifest(result)
         except FileNotFoundError:
             if self._closed:  # its topic was deleted meanwhile
                 raise NotLeaderOrFollower(f"{self._partition}: it is closed") from None
@@ -550,11 +550,11 @@ class ReplicaManifests:
         if self._closed:
             raise NotLeaderOrFollower(f"{self._partition}: it is closed")
         before = None if based_on is None else based_on.generation
-        self._made = made = self._files.keep(
+        self._pass_outputs = outputs = self._files.stage_outputs(
             new, result, before, truncations=truncations, begins_at=begins_at
         )
-        self.step(ev.PassCompleted(made.ref, leader_epoch, based_on))
-        await made.outcome
+        self.step(ev.PassCompleted(outputs.ref, leader_epoch, based_on))
+        await outputs.outcome
 
     def _discarded(self, ref: ManifestRef) -> None:
         """Its files go with the next pass."""
@@ -563,10 +563,10 @@ class ReplicaManifests:
 
     def _reject(self, error: BaseException) -> bool:
         """A pass of this leader came to nothing; False: nobody waits for one."""
-        made, self._made = self._made, None
-        if made is None or made.outcome.done():
+        outputs, self._pass_outputs = self._pass_outputs, None
+        if outputs is None or outputs.outcome.done():
             return False
-        made.outcome.set_exception(error)
+        outputs.outcome.set_exception(error)
         return True
 
     # Failure.

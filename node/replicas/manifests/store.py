@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Made:
-    """A pass made it here: its outputs are in the directory, and the log began at ``begins_at`` and
-    had been cut ``truncations`` times; ``based_on`` was applied when it began. ``outcome`` is for
-    who asked.
+class PassOutputs:
+    """Of a pass that was computed here: they are in the directory. The log began at ``begins_at``
+    and had been cut ``truncations`` times; ``based_on`` was applied when the pass began.
+    ``outcome`` is for who requested it.
     """
 
     ref: ManifestRef
@@ -65,27 +65,27 @@ class Made:
     begins_at: int
     outcome: asyncio.Future[None]
 
-    def fits(self, ref: ManifestRef, log_: Log) -> bool:
-        """Its outputs are of this generation, and of the segments that there still are."""
+    def is_valid_for(self, ref: ManifestRef, log_: Log) -> bool:
+        """They are of this generation, and of the segments that there still are."""
         begins_at = log_.segments[0].base_offset
         return (self.ref, self.truncations, self.begins_at) == (ref, log_.truncations, begins_at)
 
 
 @dataclass(slots=True)
-class Computing:
+class ComputingPass:
     """A pass that is being computed: nothing else may use its files."""
 
     work: ManifestWork
-    over: asyncio.Future[None]
+    ended: asyncio.Future[None]
 
 
-class Files:
+class ManifestFiles:
     """Reads and writes one replica's manifests, and does the slow work on them."""
 
     def __init__(self, context: ManifestContext, hosted: LocalReplica) -> None:
         self._context = context
         self._hosted = hosted
-        self.computing: Computing | None = None
+        self.computing: ComputingPass | None = None
         self.placing = False
         """Segments are being swapped, until the mark says which generation they are."""
         self.bodies: dict[ManifestRef, Manifest] = {}
@@ -97,16 +97,21 @@ class Files:
     def _directory(self) -> str:
         return self._hosted.partition.log.directory
 
-    def body(self, ref: ManifestRef | None) -> Manifest | None:
+    def read_manifest(self, ref: ManifestRef | None) -> Manifest | None:
         """A manifest that came, or is here; blocks. Raises FileNotFoundError, DamagedData."""
         if ref is None or ref in self.bodies:
             return None if ref is None else self.bodies[ref]
-        return manifest_store.body(self._directory, self._context.runtime.disk, ref.generation)
+        return manifest_store.read_manifest(
+            self._directory, self._context.runtime.disk, ref.generation
+        )
 
-    def readable(self, ref: ManifestRef) -> Manifest:
-        """As :meth:`body`, for one that should be here. Raises ManifestUnreadable, MachineError."""
+    def require_manifest(self, ref: ManifestRef) -> Manifest:
+        """As :meth:`read_manifest`, for one that should be here.
+
+        Raises ManifestUnreadable, MachineError.
+        """
         try:
-            body = self.body(ref)
+            body = self.read_manifest(ref)
         except (FileNotFoundError, DamagedData) as error:
             raise ManifestUnreadable(str(error)) from error
         assert body is not None
@@ -116,26 +121,26 @@ class Files:
         """A manifest that is here, as it travels. Raises ManifestUnreadable, MachineError."""
         async with self._lock:
             data: bytes = await self._hosted.directory.pool.run(
-                lambda: manifest_store.encode(self.readable(ref))
+                lambda: manifest_store.encode(self.require_manifest(ref))
             )
         return data
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         """What is held cannot be read; blocks. No other work may be under way."""
-        manifest_store.lose(self._directory, self._context.runtime.disk)
+        manifest_store.mark_lost(self._directory, self._context.runtime.disk)
         self.bodies.clear()
 
     async def store(
-        self, newest: ManifestRef | None, told: ManifestRef | None, *, complete: bool
+        self, newest: ManifestRef | None, published: ManifestRef | None, *, complete: bool
     ) -> None:
-        """Make ``newest`` what this replica holds, durably, and whether the log is complete for it.
-        Raises KeptError, OSError.
+        """Make ``newest`` what this replica holds, durably, and whether the log is complete for it;
+        ``published`` is an older one that the leader called so. Raises KeptError, OSError.
         """
         disk = self._context.runtime.disk
 
         def work() -> None:
-            held, reported = self.body(newest), self.body(told)
-            manifest_store.store(self._directory, disk, held, reported, complete=complete)
+            held, called_published = self.read_manifest(newest), self.read_manifest(published)
+            manifest_store.store(self._directory, disk, held, called_published, complete=complete)
 
         async with self._lock:
             await self._hosted.directory.pool.run(work)
@@ -149,7 +154,7 @@ class Files:
         """The log was cut below the end of what is held; blocks. No other work may be under way."""
         manifest_store.clear_complete(self._directory, self._context.runtime.disk)
 
-    async def made(self, result: Result) -> Manifest:
+    async def read_pass_manifest(self, result: Result) -> Manifest:
         """The manifest of a pass that was computed here. Raises DamagedData, MachineError."""
         disk = self._context.runtime.disk
         path = layout.manifest_file(self._directory, *result.generation) + layout.TEMPORARY
@@ -160,7 +165,7 @@ class Files:
         decoded: Manifest = await self._hosted.directory.pool.run(read)
         return decoded
 
-    def keep(
+    def stage_outputs(
         self,
         new: Manifest,
         result: Result,
@@ -168,7 +173,7 @@ class Files:
         *,
         truncations: int,
         begins_at: int,
-    ) -> Made:
+    ) -> PassOutputs:
         """The outputs of a pass over a log that began at ``begins_at``, and had been cut
         ``truncations`` times, with their manifest, until they are stored; beside what came from a
         leader, if this node led no more.
@@ -176,23 +181,23 @@ class Files:
         ref = ref_of(new)
         self.bodies[ref] = new
         outcome = self._context.runtime.loop.create_future()
-        return Made(ref, result, based_on, truncations, begins_at, outcome)
+        return PassOutputs(ref, result, based_on, truncations, begins_at, outcome)
 
-    def begin_computing(self, work: ManifestWork) -> None:
+    def begin_pass(self, work: ManifestWork) -> None:
         """A pass uses the directory from now on."""
-        self.computing = Computing(work, self._context.runtime.loop.create_future())
+        self.computing = ComputingPass(work, self._context.runtime.loop.create_future())
 
-    def end_computing(self) -> None:
+    def end_pass(self) -> None:
         """It uses it no more."""
         computing, self.computing = self.computing, None
         if computing is not None:
-            computing.over.set_result(None)
+            computing.ended.set_result(None)
 
-    async def no_pass(self) -> None:
+    async def cancel_pass(self) -> None:
         """No pass uses the directory any more; one that does is ended."""
         while self.computing is not None:
             self.computing.work.cancel()
-            await asyncio.wait([self.computing.over])
+            await asyncio.wait([self.computing.ended])
 
     # Applying.
 
@@ -217,21 +222,22 @@ class Files:
             work.has_turn = True
             yield
 
-    async def bring(
-        self, work: ManifestWork, ref: ManifestRef, made: Made | None
+    async def apply(
+        self, work: ManifestWork, ref: ManifestRef, pass_outputs: PassOutputs | None
     ) -> CompactionState:
         """Bring the log to a manifest: all of it, or nothing and an error.
 
-        ``made``: a pass has left the outputs. Retention may take the oldest segments while others
-        are built: then it begins anew, and retention waits, or a build that takes longer than from
-        one segment to the next would never end. Raises Withdrawn, PassFailed, KeptError, OSError.
+        ``pass_outputs`` are placed where they are valid; else outputs are built. Retention may take
+        the oldest segments meanwhile: then it begins anew, and retention waits, or a build that
+        takes longer than from one segment to the next would never end. Raises Withdrawn,
+        PassFailed, KeptError, OSError.
         """
         log_ = self._hosted.partition.log
         async with self._turn_of(work):
             try:
                 while True:
                     self.check(work)
-                    result, based_on = await self._outputs(work, ref, made)
+                    result, based_on = await self._outputs(work, ref, pass_outputs)
                     begins_at = log_.segments[0].base_offset
                     try:
                         return await self._place(result, based_on, lambda: self.check(work))
@@ -244,7 +250,7 @@ class Files:
                 log_.holds_segments = False
 
     async def _outputs(
-        self, work: ManifestWork, ref: ManifestRef, made: Made | None
+        self, work: ManifestWork, ref: ManifestRef, pass_outputs: PassOutputs | None
     ) -> tuple[Result, Generation | None]:
         """Outputs of the segments that there are, and the generation that was applied when they
         were begun: it begins anew when the oldest segments were deleted.
@@ -252,8 +258,8 @@ class Files:
         log_ = self._hosted.partition.log
         while True:
             begins_at = log_.segments[0].base_offset
-            if made is not None and made.fits(ref, log_):
-                return made.result, made.based_on
+            if pass_outputs is not None and pass_outputs.is_valid_for(ref, log_):
+                return pass_outputs.result, pass_outputs.based_on
             try:
                 outputs = await self._build(work, ref)
             except MachineError:
@@ -295,10 +301,10 @@ class Files:
         the result is what was applied when it began.
         """
         context, log_ = self._context, self._hosted.partition.log
-        await self.no_pass()
+        await self.cancel_pass()
         based_on: Generation | None = await context.runtime.in_thread(self._begin_build)
         async with self._lock:
-            body = await context.runtime.in_thread(self.readable, ref)
+            body = await context.runtime.in_thread(self.require_manifest, ref)
         self.check(work)
         job = replace(
             follow.job_for(log_, body, None, context.runtime.now_ms()),
@@ -340,7 +346,7 @@ class Files:
 
     # A base generation (rule 19).
 
-    async def base(
+    async def create_base(
         self, work: ManifestWork, name: Generation, still_wanted: Callable[[], bool]
     ) -> CompactionState:
         """Forget all manifests and begin anew with one in which everything survives.
@@ -357,26 +363,26 @@ class Files:
                 raise Withdrawn(f"{hosted.partition}: another leader was elected")
 
         async with self._turn_of(work):
-            await self.no_pass()
+            await self.cancel_pass()
             async with self._lock:
                 check()
                 await hosted.directory.pool.run(
-                    manifest_store.lose, log_.directory, context.runtime.disk
+                    manifest_store.mark_lost, log_.directory, context.runtime.disk
                 )
             hosted.compaction = None
             hosted.partition.applied_end = 0
-            state = await self._base_in_place(work, name, check)
+            state = await self._install_base(work, name, check)
             async with self._lock:
                 await hosted.directory.pool.run(
-                    manifest_store.begun, log_.directory, context.runtime.disk, state.applied
+                    manifest_store.store_base, log_.directory, context.runtime.disk, state.applied
                 )
             return state
 
-    async def _base_in_place(
+    async def _install_base(
         self, work: ManifestWork, name: Generation, check: Callable[[], None]
     ) -> CompactionState:
         """Make the base and place it. Where retention took the oldest segments meanwhile it begins
-        anew, and retention waits: see :meth:`bring`.
+        anew, and retention waits: see :meth:`apply`.
         """
         context, hosted = self._context, self._hosted
         runtime, log_ = context.runtime, hosted.partition.log
@@ -392,7 +398,8 @@ class Files:
                     )
                     check()
                     hosted.partition.raise_high_watermark(result.end_offset)
-                    return await self._place(result, None, check)  # nothing is applied: see base
+                    # Nothing is applied: see create_base.
+                    return await self._place(result, None, check)
                 except MachineError:
                     raise
                 except (KeptError, OSError):

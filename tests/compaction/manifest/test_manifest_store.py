@@ -12,6 +12,7 @@ from kept.compaction.cleaner.cleaner_run import discard, read_manifest, run_pass
 from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import follow, manifest, manifest_store
 from kept.compaction.manifest.manifest import Manifest, OutputSegment
+from kept.storage import layout
 from kept.storage.errors import DamagedData, InvariantViolation
 from kept.storage.types import Codec, Generation
 from tests.support.installing import install
@@ -45,7 +46,7 @@ def test_nothing_is_held_at_first(disk) -> None:
 def test_what_was_given_up_is_not_called_a_damaged_file(disk) -> None:
     """A crash while a base generation is made leaves that, and no disk is to blame."""
     manifest_store.store(DIRECTORY, disk, made(1), None)
-    manifest_store.lose(DIRECTORY, disk)
+    manifest_store.mark_lost(DIRECTORY, disk)
     with pytest.raises(DamagedData, match="was given up, and nothing is in its place"):
         manifest_store.load(DIRECTORY, disk)
 
@@ -78,14 +79,16 @@ def test_what_was_stored_is_durable(disk) -> None:
         assert manifest_store.load(DIRECTORY, disk.after_power_loss(seed)) == made(1)
 
 
-@pytest.mark.parametrize(("name", "other"), [(manifest_store.HELD, 1), (manifest_store.TOLD, 2)])
+@pytest.mark.parametrize(
+    ("name", "other"), [(layout.HELD_MANIFEST, 1), (layout.PUBLISHED_MANIFEST, 2)]
+)
 def test_damage_is_noticed_by_who_needs_it(disk, name: str, other: int) -> None:
     manifest_store.store(DIRECTORY, disk, made(2), made(1))
     disk.flip_bit(f"{DIRECTORY}/{name}", 60)
     with pytest.raises(DamagedData, match=name):
-        manifest_store.body(DIRECTORY, disk, Generation(1, 3 - other))
-    assert manifest_store.body(DIRECTORY, disk, Generation(1, other)) == made(other)
-    manifest_store.applied(
+        manifest_store.read_manifest(DIRECTORY, disk, Generation(1, 3 - other))
+    assert manifest_store.read_manifest(DIRECTORY, disk, Generation(1, other)) == made(other)
+    manifest_store.remove_applied(
         DIRECTORY, disk, Generation(1, other)
     )  # what is in place is not put in doubt by it
     assert disk.exists(f"{DIRECTORY}/{name}")
@@ -99,9 +102,9 @@ def test_a_body_is_found_wherever_it_is(world) -> None:
     w.clean()
     manifest_store.store(DIRECTORY, w.disk, made(9), made(8))
     for generation in (w.state.applied, Generation(1, 9), Generation(1, 8)):
-        assert manifest_store.body(DIRECTORY, w.disk, generation).generation == generation
+        assert manifest_store.read_manifest(DIRECTORY, w.disk, generation).generation == generation
     with pytest.raises(FileNotFoundError, match=r"1\.7"):
-        manifest_store.body(DIRECTORY, w.disk, Generation(1, 7))
+        manifest_store.read_manifest(DIRECTORY, w.disk, Generation(1, 7))
 
 
 def test_what_is_applied_is_held_without_a_copy(world) -> None:
@@ -113,10 +116,10 @@ def test_what_is_applied_is_held_without_a_copy(world) -> None:
     applied = read_manifest(DIRECTORY, w.state.applied, w.disk)
     assert manifest_store.load(DIRECTORY, w.disk) == applied
     manifest_store.store(DIRECTORY, w.disk, applied, None)
-    assert not w.disk.exists(f"{DIRECTORY}/{manifest_store.HELD}")
+    assert not w.disk.exists(f"{DIRECTORY}/{layout.HELD_MANIFEST}")
     manifest_store.store(DIRECTORY, w.disk, made(9), None)
-    manifest_store.applied(DIRECTORY, w.disk, Generation(1, 9))
-    assert not w.disk.exists(f"{DIRECTORY}/{manifest_store.HELD}")
+    manifest_store.remove_applied(DIRECTORY, w.disk, Generation(1, 9))
+    assert not w.disk.exists(f"{DIRECTORY}/{layout.HELD_MANIFEST}")
     with pytest.raises(InvariantViolation):
         manifest_store.store(DIRECTORY, w.disk, None, None)
 
@@ -131,7 +134,7 @@ def test_a_cut_below_its_end_leaves_it_held(world) -> None:
     manifest_store.clear_applied(DIRECTORY, w.disk)
     assert applying.load_state(DIRECTORY, w.disk).applied is None
     assert manifest_store.load(DIRECTORY, w.disk) == applied
-    manifest_store.forget(DIRECTORY, w.disk)
+    manifest_store.remove_all(DIRECTORY, w.disk)
     assert manifest_store.load(DIRECTORY, w.disk) is None
 
 
@@ -154,8 +157,8 @@ def test_after_a_cut_it_is_held_and_not_complete(disk) -> None:
     for seed in range(20):
         assert not manifest_store.is_complete(DIRECTORY, disk.after_power_loss(seed))
     assert manifest_store.load(DIRECTORY, disk) == made(1)
-    assert manifest_store.body(DIRECTORY, disk, Generation(1, 3)) == made(3)
-    manifest_store.lose(DIRECTORY, disk)
+    assert manifest_store.read_manifest(DIRECTORY, disk, Generation(1, 3)) == made(3)
+    manifest_store.mark_lost(DIRECTORY, disk)
     manifest_store.clear_complete(DIRECTORY, disk)
     with pytest.raises(DamagedData, match="was given up"):
         manifest_store.load(DIRECTORY, disk)
@@ -168,7 +171,7 @@ def test_what_was_applied_and_is_cut_is_not_complete(world) -> None:
     w.roll()
     w.clean()
     manifest_store.clear_applied(DIRECTORY, w.disk)
-    assert w.disk.exists(f"{DIRECTORY}/{manifest_store.HELD}")
+    assert w.disk.exists(f"{DIRECTORY}/{layout.HELD_MANIFEST}")
     assert not manifest_store.is_complete(DIRECTORY, w.disk)
 
 
@@ -182,7 +185,7 @@ def test_a_pass_leaves_the_held_ones_alone(world) -> None:
     discard(DIRECTORY, w.disk)
     w.clean()
     w.open()
-    assert manifest_store.body(DIRECTORY, w.disk, Generation(1, 9)) == made(9)
+    assert manifest_store.read_manifest(DIRECTORY, w.disk, Generation(1, 9)) == made(9)
 
 
 def test_generations_need_not_ascend_over_epochs(world) -> None:

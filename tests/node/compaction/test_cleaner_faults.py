@@ -133,7 +133,7 @@ def test_a_bug_of_ours_while_a_manifest_is_stored_keeps_nobody_waiting(lone_node
     async def broken(self, newest, told, *, complete):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(store.Files, "store", broken)
+    monkeypatch.setattr(store.ManifestFiles, "store", broken)
     with pytest.raises(PassFailed, match="a bug"):
         clean(lone)
     assert hosted.compaction is None and newest(hosted) == expected
@@ -204,13 +204,13 @@ def test_segments_that_are_deleted_before_a_generation_is_applied(lone_node, mon
     lone = lone_node(log_cleaner_enable="false")
     hosted = filled(lone)
     middle = hosted.partition.log.segments[2].base_offset
-    bring = store.Files.bring
+    apply = store.ManifestFiles.apply
 
     async def deleting(self, *args):
         begin_at(lone, middle)
-        return await bring(self, *args)
+        return await apply(self, *args)
 
-    monkeypatch.setattr(store.Files, "bring", deleting)
+    monkeypatch.setattr(store.ManifestFiles, "apply", deleting)
     expected = newest(hosted)
     assert clean(lone).clean_to == 40
     assert newest(hosted) == expected and hosted.partition.log.log_start_offset == middle

@@ -9,7 +9,7 @@ import pytest
 
 from kept.node.replicas.manifests.errors import ManifestUnreadable
 from kept.node.replicas.manifests.replica import ReplicaManifests
-from kept.node.replicas.manifests.store import Files
+from kept.node.replicas.manifests.store import ManifestFiles
 from kept.node.replicas.manifests.workers import ManifestWork
 from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef
@@ -35,13 +35,13 @@ class Telling(ReplicaManifests):
 def replica() -> Telling:
     """One whose files of every manifest are gone."""
 
-    async def bring(*_: Any) -> None:
+    async def apply(*_: Any) -> None:
         raise ManifestUnreadable("no manifest 1.5")
 
     found = Telling(manifest_context([]), local_replica())
     found.told = []
-    found._opened_files = Files(found._context, found._hosted)
-    found._opened_files.bring = bring  # type: ignore[method-assign,assignment]
+    found._opened_files = ManifestFiles(found._context, found._hosted)
+    found._opened_files.apply = apply  # type: ignore[method-assign,assignment]
     return found
 
 
@@ -64,15 +64,15 @@ def test_a_pass_of_a_leader_that_follows_now_does_not_take_what_came_from_the_ne
     """Else what came is stored without its body, and that is called a failure."""
     came = object()
 
-    async def made(_: Any) -> Any:
+    async def read_pass_manifest(_: Any) -> Any:
         return manifest(Generation(1, 6), 120)
 
     files = replica._opened_files
-    files.made, files.bodies = made, {NEXT: came}
+    files.read_pass_manifest, files.bodies = read_pass_manifest, {NEXT: came}
 
     async def go() -> None:
         replica._context.runtime.loop = asyncio.get_running_loop()
-        doing = asyncio.ensure_future(replica.pass_made(None, 1, OLDER, 0))
+        doing = asyncio.ensure_future(replica.pass_completed(None, 1, OLDER, 0))
         await asyncio.sleep(0)
         while not replica.told:
             await asyncio.sleep(0)

@@ -67,7 +67,7 @@ def test_a_base_generation_is_committed_and_checkpointed_before_its_first_swap(b
 
     async def go():
         return await asyncio.wait_for(
-            hosted.manifests._files.base(ManifestWork(), name, lambda: True), 60
+            hosted.manifests._files.create_base(ManifestWork(), name, lambda: True), 60
         )
 
     state = lone.run(go())
@@ -93,7 +93,7 @@ def test_a_base_generation_is_made_though_retention_takes_what_it_is_made_of(beh
 
     async def go():
         return await asyncio.wait_for(
-            hosted.manifests._files.base(ManifestWork(), name, lambda: True), 60
+            hosted.manifests._files.create_base(ManifestWork(), name, lambda: True), 60
         )
 
     assert lone.run(go()).end_offset == end
@@ -121,7 +121,9 @@ def test_nothing_is_swapped_above_the_high_watermark(behind, monkeypatch):
     name = (hosted.partition.leader_epoch, 1)
 
     async def go():
-        await asyncio.wait_for(hosted.manifests._files.base(ManifestWork(), name, lambda: True), 60)
+        await asyncio.wait_for(
+            hosted.manifests._files.create_base(ManifestWork(), name, lambda: True), 60
+        )
 
     with pytest.raises(InvariantViolation, match=f"high watermark is {BEHIND}, the manifest ends"):
         lone.run(go())
@@ -145,7 +147,9 @@ def test_nothing_is_swapped_above_what_is_durable(behind, monkeypatch):
     end = hosted.partition.log.log_end_offset
 
     async def go():
-        await asyncio.wait_for(hosted.manifests._files.base(ManifestWork(), name, lambda: True), 60)
+        await asyncio.wait_for(
+            hosted.manifests._files.create_base(ManifestWork(), name, lambda: True), 60
+        )
 
     told = f"durable to {point}, the manifest ends at {end}"
     with pytest.raises(InvariantViolation, match=told):

@@ -210,7 +210,7 @@ def test_what_was_given_up_is_no_damage_at_the_next_start(damaged, monkeypatch, 
             return found
         return recover.after(path, disk, state, alone, opened)[1]
 
-    manifest_store.lose(path, disk)
+    manifest_store.mark_lost(path, disk)
     for _ in range(2):
         assert start() == ManifestStatus(lost=not alone)
         assert said == ([("info", "manifest awaited")] if not alone or _ == 0 else [])

@@ -80,8 +80,8 @@ def test_what_is_applied_or_held_counts_up_to_the_logs_end(disk, monkeypatch, fo
     generation = None if applied is None else applied.generation
     state: Any = Given(applied=generation)
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
-    monkeypatch.setattr(manifest_store, "applied", lambda *given: marked.append(given[2]))
-    monkeypatch.setattr(manifest_store, "body", lambda *_: body(applied))
+    monkeypatch.setattr(manifest_store, "remove_applied", lambda *given: marked.append(given[2]))
+    monkeypatch.setattr(manifest_store, "read_manifest", lambda *_: body(applied))
     monkeypatch.setattr(manifest_store, "load", lambda *_: held)
     left, status = recover.after(PATH, disk, state, False, opened(log_end))
     assert status == (ManifestStatus(lost=True) if lost else ManifestStatus(held, applied))
@@ -97,8 +97,8 @@ def test_whether_the_log_is_complete_is_known_of_what_is_held_and_not_applied(
 ):
     state: Any = Given(applied=applied.generation)
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
-    monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
-    monkeypatch.setattr(manifest_store, "body", lambda *_: body(applied))
+    monkeypatch.setattr(manifest_store, "remove_applied", lambda *_: None)
+    monkeypatch.setattr(manifest_store, "read_manifest", lambda *_: body(applied))
     monkeypatch.setattr(manifest_store, "load", lambda *_: NEW)
     monkeypatch.setattr(manifest_store, "is_complete", lambda *_: True)
     _, status = recover.after(PATH, disk, state, False, opened(log_end))
@@ -126,8 +126,8 @@ def test_a_segment_that_was_cut_since_it_was_compacted_is_noticed(
     ]
     state: Any = Given(applied=OLD.generation)
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
-    monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
-    monkeypatch.setattr(manifest_store, "body", lambda *_: body(OLD, *outputs))
+    monkeypatch.setattr(manifest_store, "remove_applied", lambda *_: None)
+    monkeypatch.setattr(manifest_store, "read_manifest", lambda *_: body(OLD, *outputs))
     monkeypatch.setattr(manifest_store, "load", lambda *_: OLD)
     left, status = recover.after(PATH, disk, state, False, opened(100, sizes))
     said = capsys.readouterr().err
@@ -148,8 +148,8 @@ def test_a_cut_of_the_log_is_no_damage_of_what_was_compacted(disk, monkeypatch, 
     ]
     state: Any = Given(applied=OLD.generation)
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
-    monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
-    monkeypatch.setattr(manifest_store, "body", lambda *_: body(OLD, *outputs))
+    monkeypatch.setattr(manifest_store, "remove_applied", lambda *_: None)
+    monkeypatch.setattr(manifest_store, "read_manifest", lambda *_: body(OLD, *outputs))
     monkeypatch.setattr(manifest_store, "load", lambda *_: OLD)
     sizes = {0: 500, 40: 100} if log_end > 40 else {0: 500}
     left, status = recover.after(PATH, disk, state, False, opened(log_end, sizes))
@@ -167,8 +167,8 @@ def test_what_is_missing_below_the_log_start_is_lost_to_nobody(
         for base, end in ((0, 10), (10, 20), (20, 30), (30, 100))
     ]
     state: Any = Given(applied=OLD.generation)
-    monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
-    monkeypatch.setattr(manifest_store, "body", lambda *_: body(OLD, *outputs))
+    monkeypatch.setattr(manifest_store, "remove_applied", lambda *_: None)
+    monkeypatch.setattr(manifest_store, "read_manifest", lambda *_: body(OLD, *outputs))
     monkeypatch.setattr(manifest_store, "load", lambda *_: OLD)
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
     log = opened(100, {0: 300, 30: 300, 40: 0}, start)

@@ -18,7 +18,7 @@ from kept.node.replicas.manifests import retry
 from kept.node.replicas.manifests.errors import ManifestUnreadable, PassFailed
 from kept.node.replicas.manifests.replica import NEVER, ReplicaManifests
 from kept.node.replicas.manifests.retry import RetrySchedule
-from kept.node.replicas.manifests.store import Computing, Files, Made
+from kept.node.replicas.manifests.store import ComputingPass, ManifestFiles, PassOutputs
 from kept.node.replicas.manifests.workers import ManifestWork
 from kept.node.runtime.tasks import TaskOwner
 from kept.replication import manifests_events as ev
@@ -116,9 +116,9 @@ def move_end(replica: Written, end: int) -> None:
     replica._partition.log.truncate_fully_and_start_at(end)
 
 
-def opened(replica: Written, **methods: Any) -> Files:
+def opened(replica: Written, **methods: Any) -> ManifestFiles:
     """Its files, with some of their methods made up."""
-    replica._opened_files = files = Files(replica._context, replica._hosted)
+    replica._opened_files = files = ManifestFiles(replica._context, replica._hosted)
     change(files, **methods)
     return files
 
@@ -390,7 +390,7 @@ def test_another_epoch_or_role_throws_away_what_was_done_for_the_old_one(
     replica._awaited_end, replica.renew = 120, True
     pass_, building = ManifestWork(), ManifestWork()
     replica._works.add(building)
-    opened(replica).computing = Computing(pass_, over=NOBODY)
+    opened(replica).computing = ComputingPass(pass_, ended=NOBODY)
     replica.follow(record())
     assert calls == [ev.StartedFollowing(3)]
     assert (replica._awaited_end, replica.renew) == ((NEVER, False) if begins else (120, True))
@@ -470,9 +470,9 @@ def test_a_failure_is_told_to_who_waits_and_tried_again(
     async def go() -> None:
         outcome = asyncio.get_running_loop().create_future()
         if waits:
-            replica._made = Made(OLDER, RESULT, None, 0, 0, outcome)
+            replica._pass_outputs = PassOutputs(OLDER, RESULT, None, 0, 0, outcome)
         replica._failed("w", OLDER, error)
-        assert outcome.done() is waits and replica._made is None
+        assert outcome.done() is waits and replica._pass_outputs is None
         if waits:
             assert outcome.exception() is error
 
@@ -646,10 +646,10 @@ def test_a_manifest_that_travels_is_read_or_the_error_is_told(replica, calls, re
     ],
 )
 def test_an_apply_that_fails_is_told_once(replica, calls, capsys, *, error, missing, bug) -> None:
-    async def bring(*_: Any) -> None:
+    async def apply(*_: Any) -> None:
         raise error
 
-    opened(replica, bring=bring)
+    opened(replica, apply=apply)
     replica._works.add(work := ManifestWork())
     asyncio.run(replica._apply(OLDER, work))
     assert calls == [("failed", "manifest not applied", "1.5"), ev.ApplyAborted(OLDER, missing)]
@@ -663,12 +663,12 @@ def test_a_leader_that_lacks_a_survivor_has_another_member_lead(
 ) -> None:
     """Who fetches it again then. Alone it is tried on, and the status says what is missing."""
 
-    async def bring(*_: Any) -> None:
+    async def apply(*_: Any) -> None:
         raise PassFailed("torn", "LogsDiffer", 17)
 
     change(replica.core, **APPLIES)
     replica._context.metadata.image.record = record(isr)
-    opened(replica, bring=bring)
+    opened(replica, apply=apply)
     replica._works.add(work := ManifestWork())
     asyncio.run(replica._apply(OLDER, work))
     failed = ("failed", "manifest not applied", "1.5")
@@ -680,12 +680,12 @@ def test_a_leader_that_lacks_a_survivor_has_another_member_lead(
 def test_a_lone_leader_that_lacks_a_survivor_says_once_what_to_do(replica, capsys) -> None:
     """It tries every five minutes in the end: that is no news."""
 
-    async def bring(*_: Any) -> None:
+    async def apply(*_: Any) -> None:
         raise PassFailed("torn", "LogsDiffer", 17)
 
     change(replica.core, **APPLIES)
     replica._context.metadata.image.record = record((1,))
-    opened(replica, bring=bring)
+    opened(replica, apply=apply)
     loop = Given(call_later=lambda *_: Given(cancel=lambda: None))
     runtime: Any = Given(loop=loop, now_ms=lambda: 0)
     schedule = RetrySchedule(runtime, replica._context.counters, TP, replica.retry)
@@ -726,33 +726,33 @@ def test_what_was_withdrawn_has_not_failed_unless_a_disk_has(
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_pass_whose_log_was_deleted_meanwhile_has_not_failed(replica, calls, closed) -> None:
-    async def made(result: Any) -> Any:
+    async def read_pass_manifest(result: Any) -> Any:
         raise FileNotFoundError("manifest-3-1.tmp")
 
-    opened(replica, made=made)
+    opened(replica, read_pass_manifest=read_pass_manifest)
     replica._closed = closed
     with pytest.raises(NotLeaderOrFollower if closed else FileNotFoundError):
-        asyncio.run(replica.pass_made(RESULT, 3, OLDER, 2))
+        asyncio.run(replica.pass_completed(RESULT, 3, OLDER, 2))
     assert not calls
 
 
 def test_what_a_pass_made_does_not_fit_once_retention_has_taken_a_segment(replica, calls) -> None:
     """Also while its manifest is read."""
 
-    async def made(result: Any) -> Any:
+    async def read_pass_manifest(result: Any) -> Any:
         move_end(replica, 120)
         return manifest(Generation(3, 1), 110)
 
     async def go() -> None:
         replica._context.runtime.loop = asyncio.get_running_loop()
-        opened(replica, made=made)
+        opened(replica, read_pass_manifest=read_pass_manifest)
         log = replica._partition.log
         began_at, cuts = log.segments[0].base_offset, log.truncations
-        pass_ = asyncio.ensure_future(replica.pass_made(RESULT, 3, OLDER, cuts))
+        pass_ = asyncio.ensure_future(replica.pass_completed(RESULT, 3, OLDER, cuts))
         while not calls:
             await asyncio.sleep(0)
-        assert replica._made.begins_at == began_at < log.segments[0].base_offset
-        replica._made.outcome.set_result(None)
+        assert replica._pass_outputs.begins_at == began_at < log.segments[0].base_offset
+        replica._pass_outputs.outcome.set_result(None)
         await pass_
 
     asyncio.run(go())
@@ -760,40 +760,40 @@ def test_what_a_pass_made_does_not_fit_once_retention_has_taken_a_segment(replic
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_what_a_pass_made_is_of_the_log_as_it_begins(replica, calls, monkeypatch, closed) -> None:
-    computing = Computing(ManifestWork(), asyncio.Future(loop=asyncio.new_event_loop()))
+    computing = ComputingPass(ManifestWork(), asyncio.Future(loop=asyncio.new_event_loop()))
 
-    async def made(result: Any) -> Any:
+    async def read_pass_manifest(result: Any) -> Any:
         return manifest(Generation(3, 1), 110)
 
     async def go() -> None:
         replica._context.runtime.loop = asyncio.get_running_loop()
-        opened(replica, made=made).computing = computing
+        opened(replica, read_pass_manifest=read_pass_manifest).computing = computing
         move_end(replica, 7)
         replica._closed = closed
         replica._pass_began_ms = 1_000
         monkeypatch.setattr(shell, "monotonic_ms", lambda: 1_500)
-        pass_ = asyncio.ensure_future(replica.pass_made(RESULT, 3, OLDER, 2))
+        pass_ = asyncio.ensure_future(replica.pass_completed(RESULT, 3, OLDER, 2))
         while not calls and not pass_.done():
             await asyncio.sleep(0)
-        assert computing.over.done() and replica._opened_files.computing is None
+        assert computing.ended.done() and replica._opened_files.computing is None
         assert replica._pass_ms == 500
         if closed:
             with pytest.raises(NotLeaderOrFollower):
                 await pass_
             return
-        ref, made_ = ManifestRef(Generation(3, 1), 110), replica._made
+        ref, outputs = ManifestRef(Generation(3, 1), 110), replica._pass_outputs
         assert calls == [ev.PassCompleted(ref, 3, OLDER)] and list(
             replica._opened_files.bodies
         ) == [ref]
-        assert (made_.ref, made_.result, made_.truncations, made_.begins_at) == (
+        assert (outputs.ref, outputs.result, outputs.truncations, outputs.begins_at) == (
             ref,
             "result",
             2,
             7,
         )
         assert not pass_.done()
-        made_.outcome.set_result(None)
+        outputs.outcome.set_result(None)
         await asyncio.wait_for(pass_, 60)
 
     asyncio.run(go())
-    computing.over.get_loop().close()
+    computing.ended.get_loop().close()

@@ -15,7 +15,7 @@ from kept.compaction.cleaner.cleaner_run import Result
 from kept.compaction.manifest.apply import CompactionState
 from kept.node.replicas.manifests import store
 from kept.node.replicas.manifests.errors import ManifestUnreadable, PassFailed, Withdrawn
-from kept.node.replicas.manifests.store import Computing, Files, Made
+from kept.node.replicas.manifests.store import ComputingPass, ManifestFiles, PassOutputs
 from kept.node.replicas.manifests.workers import ManifestWork, or_vanished
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.directory import Checkpoint
@@ -57,12 +57,12 @@ class Site:
             log_cleaner_threads="4",
             log_cleaner_io_max_bytes_per_second="1000",
         )
-        self.files = Files(self.context, self.hosted)
+        self.files = ManifestFiles(self.context, self.hosted)
 
-    def made(self, **changes: Any) -> Made:
+    def pass_outputs(self, **changes: Any) -> PassOutputs:
         given: dict[str, Any] = {"ref": REF, "truncations": 3, "begins_at": 0, **changes}
         given.setdefault("based_on", OTHER.generation)
-        return Made(result="made", outcome=None, **given)  # type: ignore[arg-type]
+        return PassOutputs(result="made", outcome=None, **given)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -74,11 +74,11 @@ def site() -> Site:
 
 
 def test_a_body_is_what_came_or_what_is_on_disk(site, monkeypatch) -> None:
-    monkeypatch.setattr(store.manifest_store, "body", lambda *given: given)
+    monkeypatch.setattr(store.manifest_store, "read_manifest", lambda *given: given)
     site.files.bodies[REF] = "came"
-    assert site.files.body(None) is None
-    assert site.files.body(REF) == site.files.readable(REF) == "came"
-    assert site.files.body(OTHER) == ("/d/t-0", "disk", (1, 6))
+    assert site.files.read_manifest(None) is None
+    assert site.files.read_manifest(REF) == site.files.require_manifest(REF) == "came"
+    assert site.files.read_manifest(OTHER) == ("/d/t-0", "disk", (1, 6))
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ def test_a_manifest_that_cannot_be_read_is_told_from_a_disk(site, monkeypatch, e
     def body(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(store.manifest_store, "body", body)
+    monkeypatch.setattr(store.manifest_store, "read_manifest", body)
     with pytest.raises(told):
-        site.files.readable(REF)
+        site.files.require_manifest(REF)
     with pytest.raises(told):
         asyncio.run(site.files.encoded(REF))
 
 
 def test_what_is_stored_or_lost_is_not_kept_in_memory(site, monkeypatch) -> None:
-    for name in ("store", "lose", "clear_applied", "clear_complete"):
+    for name in ("store", "mark_lost", "clear_applied", "clear_complete"):
 
         def call(*given: Any, name: str = name, **more: Any) -> None:
             site.calls.append((name, *given, *more.values()))
@@ -112,8 +112,8 @@ def test_what_is_stored_or_lost_is_not_kept_in_memory(site, monkeypatch) -> None
     assert site.calls == [("store", "/d/t-0", "disk", "newest", "told", True)]
     assert site.files.bodies == {}
     site.files.bodies = {REF: "told"}
-    site.files.lose()
-    assert site.calls[1:] == [("lose", "/d/t-0", "disk")] and site.files.bodies == {}
+    site.files.mark_lost()
+    assert site.calls[1:] == [("mark_lost", "/d/t-0", "disk")] and site.files.bodies == {}
     site.files.clear_applied()
     assert site.calls[2:] == [("clear_applied", "/d/t-0", "disk")]
     site.files.clear_complete()
@@ -134,15 +134,15 @@ def test_work_that_is_not_wanted_goes_no_further(site) -> None:
         site.files.check(work)
 
 
-def brought(site: Site, made: Made | None, *, work: ManifestWork | None = None) -> Any:
-    return asyncio.run(site.files.bring(work or ManifestWork(), REF, made))
+def brought(site: Site, outputs: PassOutputs | None, *, work: ManifestWork | None = None) -> Any:
+    return asyncio.run(site.files.apply(work or ManifestWork(), REF, outputs))
 
 
 def building(site: Site, monkeypatch: Any, *outcomes: Any) -> None:
     """What each build gives; ``moved``: retention takes the oldest segment meanwhile."""
     left = list(outcomes)
 
-    async def build(_: Files, __: ManifestWork, ref: ManifestRef) -> Any:
+    async def build(_: ManifestFiles, __: ManifestWork, ref: ManifestRef) -> Any:
         site.calls.append(("build", ref))
         outcome, moved = left.pop(0)
         site.first.base_offset += moved
@@ -150,7 +150,7 @@ def building(site: Site, monkeypatch: Any, *outcomes: Any) -> None:
             raise outcome
         return outcome, OTHER.generation
 
-    monkeypatch.setattr(Files, "_build", build)
+    monkeypatch.setattr(ManifestFiles, "_build", build)
 
 
 def placing(site: Site, monkeypatch: Any, *outcomes: Any, based_on: Any = OTHER) -> None:
@@ -179,7 +179,7 @@ def placing(site: Site, monkeypatch: Any, *outcomes: Any, based_on: Any = OTHER)
 def test_what_a_pass_made_is_placed_as_it_is(site, monkeypatch) -> None:
     building(site, monkeypatch)
     placing(site, monkeypatch)
-    assert brought(site, site.made()) == "state"
+    assert brought(site, site.pass_outputs()) == "state"
     assert site.calls == [("place", "made")] and not site.files.placing
 
 
@@ -187,7 +187,7 @@ def test_what_a_pass_made_is_placed_as_it_is(site, monkeypatch) -> None:
 def test_what_does_not_fit_is_built(site, monkeypatch, change) -> None:
     building(site, monkeypatch, ("built", 0))
     placing(site, monkeypatch)
-    assert brought(site, None if change is None else site.made(**change)) == "state"
+    assert brought(site, None if change is None else site.pass_outputs(**change)) == "state"
     assert site.calls == [("build", REF), ("place", "built")]
 
 
@@ -231,7 +231,7 @@ def test_retention_waits_for_a_build_that_begins_anew(site, monkeypatch, error) 
         return "built", OTHER.generation
 
     log_.holds_segments = False
-    monkeypatch.setattr(Files, "_build", build)
+    monkeypatch.setattr(ManifestFiles, "_build", build)
     placing(site, monkeypatch)
     if error is None:
         assert brought(site, None) == "state"
@@ -250,12 +250,12 @@ def test_a_build_that_is_withdrawn_does_not_begin_anew(site, monkeypatch) -> Non
         work.cancel()
         raise NotLeaderOrFollower("x")
 
-    monkeypatch.setattr(Files, "_build", build)
+    monkeypatch.setattr(ManifestFiles, "_build", build)
     with pytest.raises(Withdrawn):
         brought(site, None, work=work)
     assert site.calls == ["build"]
     with pytest.raises(Withdrawn):
-        brought(site, site.made(begins_at=10), work=work)
+        brought(site, site.pass_outputs(begins_at=10), work=work)
     assert site.calls == ["build"]
 
 
@@ -304,13 +304,13 @@ def test_a_placing_begins_anew_only_where_retention_took_the_oldest(
 def test_a_pass_that_computes_is_ended_first(site) -> None:
     async def go() -> None:
         work = ManifestWork()
-        over = asyncio.get_running_loop().create_future()
-        site.files.computing = Computing(work, over)
-        waiting = asyncio.ensure_future(site.files.no_pass())
+        ended = asyncio.get_running_loop().create_future()
+        site.files.computing = ComputingPass(work, ended)
+        waiting = asyncio.ensure_future(site.files.cancel_pass())
         await asyncio.sleep(0)
         assert work.cancelled and not waiting.done()
         site.files.computing = None
-        over.set_result(None)
+        ended.set_result(None)
         await asyncio.wait_for(waiting, 60)
 
     asyncio.run(go())
@@ -346,7 +346,7 @@ def test_small_logs_are_built_from_in_a_thread(
 
     monkeypatch.setattr(store, "discard", lambda *given: site.calls.append(("discard", *given)))
     monkeypatch.setattr(store.applying, "read_mark", lambda *_: OTHER.generation)
-    monkeypatch.setattr(Files, "readable", lambda _, ref: ("manifest", ref))
+    monkeypatch.setattr(ManifestFiles, "require_manifest", lambda _, ref: ("manifest", ref))
     monkeypatch.setattr(store, "replace", lambda job, **more: (job, more["check_keys"]))
     monkeypatch.setattr(store.follow, "job_for", lambda *given: ("job", *given[1:]))
     monkeypatch.setattr(store.follow_worker, "source_bytes", lambda _: size)
@@ -426,7 +426,7 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
         site.calls.append(("compute", *given))
         return BASE
 
-    for name in ("lose", "begun"):
+    for name in ("mark_lost", "store_base"):
         monkeypatch.setattr(
             store.manifest_store, name, lambda *given, name=name: site.calls.append((name, *given))
         )
@@ -437,20 +437,22 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
     state = CompactionState(REF.generation)
     placing(site, monkeypatch, (state, 0), based_on=None)
     site.hosted.compaction = "state"
-    lose = ("lose", "/d/t-0", "disk")
+    mark_lost = ("mark_lost", "/d/t-0", "disk")
     compute = ("compute", store.COMMAND, ("job", (3, 0), {"now_ms": 7, "limits": "limits"}))
-    begun = ("begun", "/d/t-0", "disk", REF.generation)
+    store_base = ("store_base", "/d/t-0", "disk", REF.generation)
     if not unwanted_at:
-        assert asyncio.run(site.files.base(ManifestWork(), (3, 0), wanted)) is state
+        assert asyncio.run(site.files.create_base(ManifestWork(), (3, 0), wanted)) is state
         names = [call[0] for call in site.calls]
-        assert names == ["lose", "compute", "committed", "place", "begun"]
-        assert (site.calls[0], site.calls[1], site.calls[-1]) == (lose, compute, begun)
+        assert names == ["mark_lost", "compute", "committed", "place", "store_base"]
+        assert (site.calls[0], site.calls[1], site.calls[-1]) == (mark_lost, compute, store_base)
         assert site.calls[2] == ("committed", 100)
         assert (site.hosted.compaction, site.partition.applied_end) == (None, 0)
         return
     with pytest.raises(Withdrawn):
-        asyncio.run(site.files.base(ManifestWork(), (3, 0), wanted))
-    done = [[], [lose], [lose, compute], [lose, compute, ("committed", 100)]][unwanted_at - 1]
+        asyncio.run(site.files.create_base(ManifestWork(), (3, 0), wanted))
+    done = [[], [mark_lost], [mark_lost, compute], [mark_lost, compute, ("committed", 100)]][
+        unwanted_at - 1
+    ]
     assert site.calls == done
     assert (site.hosted.compaction is None) is bool(done)
 
@@ -483,15 +485,17 @@ def test_a_base_whose_oldest_segments_retention_took_is_made_anew(site, monkeypa
 
     site.log.holds_segments = False
     monkeypatch.setattr(site.context.runtime, "disk", Given(exists=lambda _: False))
-    monkeypatch.setattr(store.manifest_store, "lose", lambda *_: None)
-    monkeypatch.setattr(store.manifest_store, "begun", lambda *_: site.calls.append("begun"))
+    monkeypatch.setattr(store.manifest_store, "mark_lost", lambda *_: None)
+    monkeypatch.setattr(
+        store.manifest_store, "store_base", lambda *_: site.calls.append("store_base")
+    )
     monkeypatch.setattr(store, "discard", lambda *_: site.calls.append("discard"))
     monkeypatch.setattr(store, "base_job", lambda *_, **__: "job")
     monkeypatch.setattr(store.jobs, "encode", lambda job: job)
     monkeypatch.setattr(store, "pass_limits", lambda *_: "limits")
     monkeypatch.setattr(ManifestWork, "run", run)
     monkeypatch.setattr(site.files, "_place", place)
-    making = site.files.base(ManifestWork(), BASE.generation, lambda: True)
+    making = site.files.create_base(ManifestWork(), BASE.generation, lambda: True)
     if met == "another's":
         with pytest.raises(InvariantViolation, match="are gone"):
             asyncio.run(making)
@@ -500,7 +504,7 @@ def test_a_base_whose_oldest_segments_retention_took_is_made_anew(site, monkeypa
         assert held == [False, True]
         calls = [call for call in site.calls if isinstance(call, str)]
         first = ["compute"] if met == "a worker's" else ["compute", "place"]
-        assert calls == [*first, "discard", "compute", "place", "begun"]
+        assert calls == [*first, "discard", "compute", "place", "store_base"]
     assert not site.log.holds_segments
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kept.client.client import Client
+from kept.client.client import Client, OutRecord
 from kept.storage import types
 from kept.storage.checkpoints import read_offsets
 from kept.storage.directory import Checkpoint
@@ -157,9 +158,13 @@ def test_an_unclean_leader_takes_the_other_replica_back(cluster) -> None:
     assert log_bytes(cluster, first, topic) == log_bytes(cluster, second, topic)
 
 
-def log_bytes(cluster, node: int, topic: str) -> bytes:
-    path = Path(cluster.log_dir(node), f"{topic}-0", "00000000000000000000.log")
-    return path.read_bytes()
+def log_bytes(cluster, node: int, topic: str, partition: int = 0) -> bytes:
+    """A replica's only segment; nothing where the log is not there now."""
+    path = Path(cluster.log_dir(node), f"{topic}-{partition}", "00000000000000000000.log")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def test_topics_that_go_and_come_again_disturb_nobody(cluster) -> None:
@@ -180,6 +185,49 @@ def test_topics_that_go_and_come_again_disturb_nobody(cluster) -> None:
         said = cluster.log(node)[before[node] :]
         assert "leader does not answer" not in said
         assert "level=error" not in said
+
+
+def test_a_topic_that_is_created_again_has_only_the_records_of_its_life(cluster) -> None:
+    """Also on a node that was killed before the deletion: it has its namesake's logs at the start,
+    and more in them than the new leaders have.
+    """
+    name, partitions, nodes = cluster.topic(), range(2), range(3)
+    away: int | None = None
+
+    def copies(partition: int) -> set[bytes]:
+        return {log_bytes(cluster, node, name, partition) for node in nodes}
+
+    with cluster.client() as client:
+        for life in range(3):
+            client.create_topic(
+                name,
+                partitions=len(partitions),
+                replication_factor=3,
+                config={"min.insync.replicas": "2"},
+            )
+            values = [b"%d of life %d" % (number, life) for number in range(30 - 10 * life)]
+            records = [OutRecord(None, value, partition=n % 2) for n, value in enumerate(values)]
+            client.produce(name, records)
+            if away is not None:
+                cluster.start(away)
+            cluster.wait_until(
+                lambda: all(len(copies(partition)) == 1 for partition in partitions),
+                "all replicas are the same",
+            )
+            assert sorted(record.value for record in client.read(name)) == sorted(values)
+            for partition in partitions:
+                (copy,) = copies(partition)
+                assert b"of life %d" % life in copy
+                assert not any(b"of life %d" % before in copy for before in range(life))
+            away = described(cluster, name).leader
+            cluster.kill(away)
+            client.delete_topics([name])
+    cluster.start(away)
+    left = {f"{name}-{partition}" for partition in partitions}
+    cluster.wait_until(
+        lambda: not any(left & set(os.listdir(cluster.log_dir(node))) for node in nodes),
+        "no log of the name is left",
+    )
 
 
 def test_a_follower_that_is_below_the_log_start_begins_there(cluster) -> None:

@@ -41,7 +41,7 @@ from msgspec import Struct
 
 from kept.cluster.controller.brokers import RegisterRequest, address_of
 from kept.cluster.controller.heartbeats import MAX_LOGS_PER_HEARTBEAT, HeartbeatReply, PartitionKey
-from kept.cluster.controller.unclean_recovery import awaiting
+from kept.cluster.controller.unclean_recovery import partitions_awaiting
 from kept.cluster.metadata.image import BrokerImage, Image, ImageApplied
 from kept.storage.errors import (
     BrokerIdNotRegistered,
@@ -431,7 +431,7 @@ class BrokerLifecycle:
         """Partitions whose logs the controller asks for and did not get."""
         return {
             state.key: state.leader_epoch
-            for state in awaiting(self.image, self.registration.broker_id)
+            for state in partitions_awaiting(self.image, self.registration.broker_id)
             if self._reported.get(state.key) != state.leader_epoch
         }
 

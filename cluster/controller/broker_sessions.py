@@ -5,9 +5,9 @@ A state machine (:mod:`kept.state_machine`). A controller that has become ready 
 no more. Effects are
 :class:`Probe` (connect to the broker's node listener and find out which process is there),
 :class:`Decide` (queue a decision) and :class:`~.heartbeats.HeartbeatReply` (the reply to a
-heartbeat). When the turn of a decision has come, the shell gives it to :meth:`BrokerSessions.due`,
-proposes what :func:`~.broker_decisions.decide` makes of that on the newest image, and reports
-:class:`DecisionCompleted`.
+heartbeat). When the turn of a decision has come, the shell gives it to
+:meth:`BrokerSessions.complete_decision`, proposes what :func:`~.broker_decisions.decide` makes of
+that on the newest image, and reports :class:`DecisionCompleted`.
 
 **Evidence before silence.** A process that dies closes its connections. So a lost connection is
 followed by a probe at once: *refused* means nobody listens, and *another incarnation* answers that
@@ -407,19 +407,20 @@ class BrokerSessions:
         """Once every registered broker has said what it serves."""
         sessions = self._sessions
         if all(session.contacted for session in sessions.values()):
-            levels = features.common(session.features for session in sessions.values())
+            levels = features.common_levels(session.features for session in sessions.values())
             if features.raise_levels(self.image, levels):
                 epochs = {b: session.broker_epoch for b, session in sessions.items()}
                 self._decide(FinalizeFeatures(levels, epochs), str(levels))
 
-    def lacking(self, feature: str, level: int) -> tuple[int, ...]:
+    def brokers_without_feature(self, feature: str, level: int) -> tuple[int, ...]:
         """The registered brokers that have not told this controller in its time that they serve a
         feature at a level; none while it does not lead.
         """
         return tuple(
             broker_id
             for broker_id, session in sorted(self._sessions.items())
-            if not session.contacted or features.common([session.features]).get(feature, 0) < level
+            if not session.contacted
+            or features.common_levels([session.features]).get(feature, 0) < level
         )
 
     def _probed(self, event: ProbeCompleted) -> None:
@@ -502,7 +503,7 @@ class BrokerSessions:
             state = self.image.partition(*key)
             if state is not None and state.leader == NO_LEADER:
                 waited_ms = self._now_ms - since_ms
-                missing = unclean_recovery.missing(self.image, state, self.reports)
+                missing = unclean_recovery.missing_candidates(self.image, state, self.reports)
                 if not state.recovering:
                     missing = tuple(
                         b for b in state.isr if not partition_election.is_active(self.image, b)
@@ -549,8 +550,8 @@ class BrokerSessions:
         fence = Fence(broker_id, session.broker_epoch, self.settings.unclean_default)
         self._decide(fence, reason)
 
-    def due(self, decision: Decision) -> Decision:
-        """A decision whose turn has come: who is gone by now, and what was reported of logs."""
+    def complete_decision(self, decision: Decision) -> Decision:
+        """A decision whose turn has come, with who is gone by now and what logs were reported."""
         if isinstance(decision, Recover):
             return replace(decision, reports=self.reports)
         if not isinstance(decision, Fence):
@@ -561,7 +562,9 @@ class BrokerSessions:
 
     def _shut_down(self, broker: BrokerImage, session: _Session) -> bool:
         """Move what it leads; True when it may stop, and all others know who leads."""
-        if not broker.in_controlled_shutdown or brokers.leads(self.image, broker.broker_id):
+        if not broker.in_controlled_shutdown or brokers.leads_any_partition(
+            self.image, broker.broker_id
+        ):
             session.shutdown_index = -1
             self._decide(ShutDown(broker.broker_id, broker.broker_epoch), "it asked for it")
             return False
@@ -600,7 +603,7 @@ class BrokerSessions:
             if state is None:
                 continue
             since_ms = self._leaderless_since.setdefault(key, self._now_ms)
-            if not unclean_recovery.missing(self.image, state, self.reports):
+            if not unclean_recovery.missing_candidates(self.image, state, self.reports):
                 complete.append(key)
             elif self._now_ms - since_ms >= self.settings.recovery_wait_ms and allowed(
                 self.image.topics_by_id[key[0]].name

@@ -14,7 +14,7 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kept.cluster.controller.features import Feature, missing
+from kept.cluster.controller.features import Feature, unsupported_features
 from kept.cluster.controller.partition_election import (
     UncleanAllowed,
     is_active,
@@ -96,7 +96,7 @@ def register_broker(
                 f"a live broker is registered with id {broker_id}, at "
                 f"{address_of(registered.endpoints)}: each needs its own node.id"
             )
-    if lacks := missing(image, registration.features):
+    if lacks := unsupported_features(image, registration.features):
         raise UnsupportedVersion(
             f"broker {broker_id} does not serve {', '.join(lacks)} at the level that this cluster "
             "has finalized: run the version of kept that the other nodes run"
@@ -166,9 +166,9 @@ def unfence_broker(
 def shut_down_broker(image: Image, broker_id: int, broker_epoch: int) -> list[MetadataRecord]:
     """Controlled shutdown: leadership moves away before the process ends.
 
-    Decide it again while the broker leads (:func:`leads`): what it leads as the only member of the
-    ISR stays with it as long as another live replica could still catch up, and is given up when
-    there is none. Raises as :func:`fence_brokers`.
+    Decide it again while the broker leads (:func:`leads_any_partition`): what it leads as the only
+    member of the ISR stays with it as long as another live replica could still catch up, and is
+    given up when there is none. Raises as :func:`fence_brokers`.
     """
     broker = _registered(image, broker_id, broker_epoch)
     change = BrokerChangeRecord(broker_id, broker_epoch, broker.fenced, True)
@@ -185,7 +185,7 @@ def shut_down_broker(image: Image, broker_id: int, broker_epoch: int) -> list[Me
     return [*mark, *moved]
 
 
-def leads(image: Image, broker_id: int) -> bool:
+def leads_any_partition(image: Image, broker_id: int) -> bool:
     """Whether the broker leads any partition."""
     topics = image.topics_by_id
     return any(

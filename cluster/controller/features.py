@@ -38,13 +38,13 @@ SUPPORTED: Final = (Feature(TRANSACTION_VERSION, 2), Feature(SECURITY, 1))
 """What this version serves."""
 
 
-def missing(image: Image, served: Iterable[Feature]) -> list[str]:
+def unsupported_features(image: Image, served: Iterable[Feature]) -> list[str]:
     """Features that are finalized at a level which a broker with those ``served`` does not know."""
     levels = {feature.name: feature.max_level for feature in served}
     return [name for name, level in image.features.items() if levels.get(name, 0) < level]
 
 
-def common(served: Iterable[Iterable[Feature]]) -> dict[str, int]:
+def common_levels(served: Iterable[Iterable[Feature]]) -> dict[str, int]:
     """The highest level of each feature that all brokers serve; one tuple for each broker."""
     each = [{feature.name: feature.max_level for feature in features} for features in served]
     names = set[str]().union(*each)

@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kept.cluster.controller.heartbeats import PartitionKey, ReplicaLog
-from kept.cluster.controller.unclean_recovery import longest
+from kept.cluster.controller.unclean_recovery import longest_log
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import NO_LEADER, MetadataRecord, PartitionRecord, ResourceType
 from kept.storage.errors import (
@@ -95,10 +95,10 @@ def is_active(image: Image, broker_id: int) -> bool:
     return broker is not None and broker.active
 
 
-def changed(
+def next_record(
     state: PartitionRecord, *, new_epoch: bool = False, **fields: Any
 ) -> PartitionRecord | None:
-    """The partition's next record, with these fields; None when nothing changes.
+    """The partition's next record, with these fields changed; None when nothing changes.
 
     The leader epoch grows when the leader changes, or when ``new_epoch`` asks for it.
     """
@@ -113,7 +113,7 @@ def changed(
     )
 
 
-def hosted(image: Image, broker_id: int) -> Iterator[tuple[str, PartitionRecord]]:
+def partitions_on_broker(image: Image, broker_id: int) -> Iterator[tuple[str, PartitionRecord]]:
     """(topic, state) of each partition with a replica there, in order of topics and numbers."""
     topics = [image.topics_by_id[topic_id] for topic_id in image.hosted.get(broker_id, ())]
     for topic in sorted(topics, key=lambda topic: topic.name):
@@ -137,7 +137,7 @@ def without_broker(
     others, nobody leads until all of them have reported.
     """
     records: list[PartitionRecord] = []
-    for topic, state in hosted(image, broker_id):
+    for topic, state in partitions_on_broker(image, broker_id):
         if broker_id not in state.isr:
             continue
         isr = tuple(member for member in state.isr if member != broker_id)
@@ -150,10 +150,10 @@ def without_broker(
         leader = state.leader
         if leader == broker_id or leader not in isr:
             leader = leader_of(image, after)
-        record = changed(after, leader=leader) if leader != state.leader else None
+        record = next_record(after, leader=leader) if leader != state.leader else None
         if leader == NO_LEADER and not after.recovering and unclean_allowed(topic):
             record = _unclean(image, after, {}) or record
-        record = record or (changed(state, isr=isr, elr=elr))
+        record = record or (next_record(state, isr=isr, elr=elr))
         if record is not None:
             records.append(record)
     return records
@@ -164,7 +164,7 @@ def with_broker(
 ) -> list[PartitionRecord]:
     """What changes when a broker, active in ``image``, takes part again: partitions get leaders."""
     records: list[PartitionRecord] = []
-    for topic, state in hosted(image, broker_id):
+    for topic, state in partitions_on_broker(image, broker_id):
         if state.leader == NO_LEADER:
             record = _elected(image, state, unclean_allowed(topic))
             if record is not None:
@@ -188,7 +188,7 @@ def _led(image: Image, state: PartitionRecord, leader: int) -> PartitionRecord |
     """
     isr = tuple(member for member in state.isr if member == leader or is_active(image, member))
     elr = tuple(b for b in state.replicas if b in state.elr or (b in state.isr and b not in isr))
-    return changed(state, leader=leader, isr=isr, elr=elr)
+    return next_record(state, leader=leader, isr=isr, elr=elr)
 
 
 def _unclean(
@@ -198,9 +198,9 @@ def _unclean(
     live = [broker_id for broker_id in state.replicas if is_active(image, broker_id)]
     if not live:
         return None
-    best = longest(state, {b: log for b, log in logs.items() if b in live})
+    best = longest_log(state, {b: log for b, log in logs.items() if b in live})
     leader = live[0] if best == NO_LEADER else best
-    return changed(state, new_epoch=True, leader=leader, isr=(leader,), unclean=True, elr=())
+    return next_record(state, new_epoch=True, leader=leader, isr=(leader,), unclean=True, elr=())
 
 
 def elect_offline(
@@ -235,7 +235,7 @@ def elect_preferred(image: Image, topic: str, partition: int) -> list[MetadataRe
         raise PreferredLeaderNotAvailable(
             f"{topic}:{partition}: replica {preferred} is not alive and in the ISR {state.isr}"
         )
-    record = changed(state, leader=preferred)
+    record = next_record(state, leader=preferred)
     return [] if record is None else [record]
 
 
@@ -268,7 +268,7 @@ def balance_preferred(
             if len(records) == limit:
                 return records
             if _electable(image, state, broker_id):
-                record = changed(state, leader=broker_id)
+                record = next_record(state, leader=broker_id)
                 records += [record] if record is not None else []
     return records
 
@@ -279,8 +279,8 @@ def elect_unclean(
     """Give a partition without a leader one, from the ISR if possible, else any live replica.
 
     ``logs``: what replicas have reported
-    (:func:`kept.cluster.controller.unclean_recovery.reported`): the longest one leads. Raises
-    UnknownTopicOrPartition, ElectionNotNeeded, EligibleLeadersNotAvailable.
+    (:func:`kept.cluster.controller.unclean_recovery.current_reports`): the longest one leads.
+    Raises UnknownTopicOrPartition, ElectionNotNeeded, EligibleLeadersNotAvailable.
     """
     state = _state(image, topic, partition)
     if state.leader != NO_LEADER:
@@ -312,7 +312,7 @@ def alter_isr(image: Image, request: AlterIsr) -> list[MetadataRecord]:
     state = _checked_state(image, request)
     if _leaves_alone(state, request):
         rest = tuple(broker_id for broker_id in state.isr if broker_id != request.broker_id)
-        return [advanced(image, state, replace(state, isr=rest))]
+        return [with_leader(image, state, replace(state, isr=rest))]
     if request.last_epoch > state.leader_epoch:
         if request.last_epoch >= MAX_INT32:
             raise InvalidRequest(f"there is no leader epoch above {request.last_epoch}")
@@ -338,11 +338,11 @@ def alter_isr(image: Image, request: AlterIsr) -> list[MetadataRecord]:
             raise IneligibleReplica(
                 "elected uncleanly: the ISR grows after the leader has published its base"
             )
-    after = completed(replace(state, isr=isr, unclean=unclean, elr=()))
-    return [] if after == state else [advanced(image, state, after)]
+    after = complete_reassignment(replace(state, isr=isr, unclean=unclean, elr=()))
+    return [] if after == state else [with_leader(image, state, after)]
 
 
-def advanced(image: Image, state: PartitionRecord, after: PartitionRecord) -> PartitionRecord:
+def with_leader(image: Image, state: PartitionRecord, after: PartitionRecord) -> PartitionRecord:
     """``after`` as the partition's next record: with a leader of its ISR, and its epochs.
 
     A leader stays while it is in the ISR and active, or while nobody else could lead. A replica
@@ -367,7 +367,7 @@ def advanced(image: Image, state: PartitionRecord, after: PartitionRecord) -> Pa
     )
 
 
-def completed(state: PartitionRecord) -> PartitionRecord:
+def complete_reassignment(state: PartitionRecord) -> PartitionRecord:
     """The state without its reassignment, if that is complete; else the state itself.
 
     Complete: all that were added are in sync; and when more go than come, all that stay are, lest

@@ -3,9 +3,9 @@
 A reassignment goes in steps that are all in the partition's record. It begins with the target and
 the replicas that shall go, together, as ``replicas``; ``adding`` and ``removing`` say which is
 which. The new ones fetch. When all of them are in the ISR, the record without ``removing``
-replaces it (:func:`.partition_election.completed`: in the very decision that lets the last one in),
-and the lead leaves a removed replica. Cancelling takes the added ones out again. Whoever is not in
-``replicas`` any more deletes its files.
+replaces it (:func:`.partition_election.complete_reassignment`: in the very decision that lets the
+last one in), and the lead leaves a removed replica. Cancelling takes the added ones out again.
+Whoever is not in ``replicas`` any more deletes its files.
 
 After ``PartitionReassignmentReplicas`` and ``PartitionReassignmentRevert``.
 """
@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kept.cluster.controller.partition_election import advanced, completed
+from kept.cluster.controller.partition_election import complete_reassignment, with_leader
 from kept.cluster.controller.topics import check_assignment
 from kept.cluster.controller.unclean_recovery import candidates
 from kept.cluster.metadata.image import Image
@@ -107,8 +107,8 @@ def _step(
             f"is acknowledged (ISR {list(state.isr)}); wait until it has a leader and others are "
             "in sync"
         )
-    after = completed(after)
-    return [] if after == state else [advanced(image, state, after)]
+    after = complete_reassignment(after)
+    return [] if after == state else [with_leader(image, state, after)]
 
 
 def list_reassignments(
@@ -137,9 +137,9 @@ def finish_reassignments(image: Image, *, limit: int | None = None) -> list[Meta
         state = image.partition(*key)
         if state is None or not state.reassigning:
             continue
-        after = completed(state)
+        after = complete_reassignment(state)
         if after != state:
-            records.append(advanced(image, state, after))
+            records.append(with_leader(image, state, after))
             if len(records) == limit:
                 break
     return records

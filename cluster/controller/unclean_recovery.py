@@ -13,9 +13,9 @@ nobody leads (``PartitionRecord.recovering``). All members of the ELR report how
 one has, the largest (last epoch, log end offset) leads, since it has all that any of them has below
 its high watermark. If it was not in the ISR any more it may lack what was compacted since, and is
 marked unclean: it begins with a base generation (rule 19), though no record is lost. While one is
-missing the partition stays offline and :func:`missing` names it; only ``elect --unclean``
-(:func:`kept.cluster.controller.partition_election.elect_unclean`) goes on without it, or, where the
-topic allows unclean election, the end of ``kept.unclean.recovery.wait.ms``.
+missing the partition stays offline and :func:`missing_candidates` names it; only ``elect
+--unclean`` (:func:`kept.cluster.controller.partition_election.elect_unclean`) goes on without it,
+or, where the topic allows unclean election, the end of ``kept.unclean.recovery.wait.ms``.
 
 KIP-966 keeps "eligible leader replicas" for the same end; it drops an unclean one at once, and so
 loses what all of an ISR had in memory even if a member kept it.
@@ -41,7 +41,7 @@ def candidates(state: PartitionRecord) -> tuple[int, ...]:
     return tuple(b for b in state.replicas if b in state.elr or b in state.isr)
 
 
-def awaiting(image: Image, broker_id: int) -> tuple[PartitionRecord, ...]:
+def partitions_awaiting(image: Image, broker_id: int) -> tuple[PartitionRecord, ...]:
     """The partitions that wait for this broker's report, in order of their keys."""
     partitions: list[PartitionRecord] = []
     for topic_id, number in image.recovering:
@@ -51,7 +51,9 @@ def awaiting(image: Image, broker_id: int) -> tuple[PartitionRecord, ...]:
     return tuple(sorted(partitions, key=lambda state: state.key))
 
 
-def reported(image: Image, state: PartitionRecord, reports: Reports) -> dict[int, ReplicaLog]:
+def current_reports(
+    image: Image, state: PartitionRecord, reports: Reports
+) -> dict[int, ReplicaLog]:
     """The reports that count: of live candidates, of their present process and of this term."""
     known = reports.get(state.key, {})
     valid: dict[int, ReplicaLog] = {}
@@ -69,13 +71,13 @@ def reported(image: Image, state: PartitionRecord, reports: Reports) -> dict[int
     return valid
 
 
-def missing(image: Image, state: PartitionRecord, reports: Reports) -> tuple[int, ...]:
+def missing_candidates(image: Image, state: PartitionRecord, reports: Reports) -> tuple[int, ...]:
     """The candidates that have not reported yet."""
-    have = reported(image, state, reports)
+    have = current_reports(image, state, reports)
     return tuple(broker_id for broker_id in candidates(state) if broker_id not in have)
 
 
-def longest(state: PartitionRecord, logs: Mapping[int, ReplicaLog]) -> int:
+def longest_log(state: PartitionRecord, logs: Mapping[int, ReplicaLog]) -> int:
     """Whose log is the longest; of equal ones a member of the ISR, which needs no base generation,
     then the first in replica order. NO_LEADER of none.
     """
@@ -99,11 +101,11 @@ def elect_longest(
         state = image.partition(*key)
         if state is None or not state.recovering:
             continue
-        logs = reported(image, state, reports)
+        logs = current_reports(image, state, reports)
         complete = all(broker_id in logs for broker_id in candidates(state))
         if complete:
             logs = {b: log for b, log in logs.items() if b in candidates(state)}
-        leader = longest(state, logs)
+        leader = longest_log(state, logs)
         if leader == NO_LEADER or not (complete or incomplete):
             continue
         records.append(
@@ -180,7 +182,11 @@ def unclean_elections(
         if before is None or not is_unclean(before, after):
             continue
         known = (reports or {}).get(before.key, {})
-        if before.recovering and not before.unclean and not missing(image, before, reports or {}):
+        if (
+            before.recovering
+            and not before.unclean
+            and not missing_candidates(image, before, reports or {})
+        ):
             continue  # by length, of all: it only begins with a base generation
         elections.append(
             UncleanElection(

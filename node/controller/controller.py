@@ -211,7 +211,7 @@ class Controller:
         decision = effect.decision
 
         def change(image: Image) -> list[MetadataRecord]:
-            return decide(image, self.sessions.due(decision))
+            return decide(image, self.sessions.complete_decision(decision))
 
         error: KeptError | None = None
         try:

@@ -37,7 +37,7 @@ class MetadataChanges:
         """Raises UnsupportedVersion, which names the nodes that are in the way, unless ACLs, SCRAM
         credentials and client quotas may be written: for decisions.
         """
-        lacking = self.controller.sessions.lacking(features.SECURITY, 1)
+        lacking = self.controller.sessions.brokers_without_feature(features.SECURITY, 1)
         features.check_security(image, lacking)
 
     async def decide(self, decision: Callable[[Image], Decided[T] | Steps[Decided[T]]]) -> T:

@@ -138,7 +138,7 @@ class ClusterLink:
         image = self._metadata.image
         records = brokers.register_broker(image, registration, fenced=False)
         if image.brokers.keys() <= {registration.broker_id}:
-            records += features.raise_levels(image, features.common([features.SUPPORTED]))
+            records += features.raise_levels(image, features.common_levels([features.SUPPORTED]))
         self._metadata.propose_now(records)
         broker = self._metadata.image.brokers[self._identity.node_id]
         self._identity.broker_epoch = broker.broker_epoch

@@ -75,7 +75,7 @@ class Together:
                 probes.append(effect.broker_id)
             if not isinstance(effect, Decide):
                 continue
-            records = records_of(self.image, self.sessions.due(effect.decision))
+            records = records_of(self.image, self.sessions.complete_decision(effect.decision))
             self.apply(records)
             if records:
                 queue += self.sessions.step(ImageApplied(self.image), self.now_ms)

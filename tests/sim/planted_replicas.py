@@ -265,7 +265,7 @@ plant(
     1,
     "one-leader epoch-matching invariants",
     "one leader per epoch (36)",
-    ("kept.cluster.controller.partition_election.changed", no_epoch_bump),
+    ("kept.cluster.controller.partition_election.next_record", no_epoch_bump),
 )
 plant(
     "cut-at-recovery-point",
@@ -324,7 +324,7 @@ plant(
     2,
     "slow-return",
     "an ISR of which nobody is left stays whole: two of three are enough (33)",
-    ("kept.cluster.controller.broker_sessions.BrokerSessions.due", one_at_a_time),
+    ("kept.cluster.controller.broker_sessions.BrokerSessions.complete_decision", one_at_a_time),
     trial="return",
 )
 plant(

@@ -99,7 +99,7 @@ class Controller:
 
     def make(self, effect: Decide, error: KeptError | None = None) -> None:
         if error is None:
-            records = records_of(self.image, self.sessions.due(effect.decision))
+            records = records_of(self.image, self.sessions.complete_decision(effect.decision))
             if records:
                 self.made.append(f"{effect.decision.name} {effect.decision.broker_id}")
             self.apply(records)
@@ -628,12 +628,12 @@ def test_records_of_security_wait_for_every_broker_and_the_refusal_names_who_is_
     new = (*serving(2), Feature(SECURITY, 1))
     c.heartbeat(1, features=new)
     c.heartbeat(2, features=serving(2))
-    assert c.sessions.lacking(SECURITY, 1) == (2, 3)
+    assert c.sessions.brokers_without_feature(SECURITY, 1) == (2, 3)
     with pytest.raises(UnsupportedVersion, match=r"kept.security 1, but node\(s\) 2, 3 have not"):
-        check_security(c.image, c.sessions.lacking(SECURITY, 1))
+        check_security(c.image, c.sessions.brokers_without_feature(SECURITY, 1))
     c.heartbeat(2, features=new)
     c.heartbeat(3, features=new)
-    assert c.sessions.lacking(SECURITY, 1) == ()
+    assert c.sessions.brokers_without_feature(SECURITY, 1) == ()
     check_security(c.image, ())
 
 

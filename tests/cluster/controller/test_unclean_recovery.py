@@ -149,7 +149,7 @@ class Cluster:
             self.void = self.void or self.obliged <= self.lost
 
     def report(self, node: int) -> None:
-        if node in self.up and self.state in unclean_recovery.awaiting(self.image, node):
+        if node in self.up and self.state in unclean_recovery.partitions_awaiting(self.image, node):
             log = self.logs[node]
             last = log[-1][0] if log else -1
             told = ReplicaLog(*KEY, self.state.leader_epoch, last, len(log))
@@ -223,7 +223,9 @@ def test_all_lose_power_and_only_the_first_to_be_missed_kept_its_disk() -> None:
     for node in (1, 2):
         cluster.report(node)
     assert cluster.state.leader == NO_LEADER and cluster.state.recovering
-    assert unclean_recovery.missing(cluster.image, cluster.state, cluster.reports) == (3,)
+    assert unclean_recovery.missing_candidates(cluster.image, cluster.state, cluster.reports) == (
+        3,
+    )
     cluster.start(3)
     assert cluster.state.leader == NO_LEADER, "3 has not reported"
     cluster.report(3)
@@ -305,7 +307,7 @@ def test_reports_that_do_not_count(what) -> None:
     else:
         cluster.apply(fence_brokers(cluster.image, {3: cluster.up[3]}))
     assert unclean_recovery.elect_longest(cluster.image, [KEY], reports) == []
-    assert unclean_recovery.missing(cluster.image, cluster.state, reports) == (3,)
+    assert unclean_recovery.missing_candidates(cluster.image, cluster.state, reports) == (3,)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +366,7 @@ def test_who_gives_up_the_missing_one_is_told_what_may_be_lost() -> None:
     cluster = waiting_for_three()
     cluster.report(1)
     cluster.report(2)
-    logs = unclean_recovery.reported(cluster.image, cluster.state, cluster.reports)
+    logs = unclean_recovery.current_reports(cluster.image, cluster.state, cluster.reports)
     logs[2] = ReplicaLog(*KEY, cluster.state.leader_epoch, 4, 44)
     before = cluster.image
     records = partition_election.elect_unclean(before, "t", 0, logs)

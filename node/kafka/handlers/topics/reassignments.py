@@ -232,5 +232,5 @@ def _unclean(
     image: Image, tp: TopicPartition, reports: unclean_recovery.Reports
 ) -> list[MetadataRecord]:
     state = image.partition(tp.topic, tp.partition)
-    logs = {} if state is None else unclean_recovery.reported(image, state, reports)
+    logs = {} if state is None else unclean_recovery.current_reports(image, state, reports)
     return partition_election.elect_unclean(image, tp.topic, tp.partition, logs)

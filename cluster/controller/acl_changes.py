@@ -35,14 +35,14 @@ MAX_SCANS: Final = 1_000
 """Filters of one request that are compared with every binding: a decision holds up all others, and
 each of these takes some milliseconds of it with 10,000 bindings. Kafka has no bound."""
 
-MAX_FOUND: Final = 4 * MAX_CHANGES
+MAX_MATCHES: Final = 4 * MAX_CHANGES
 """Bindings that all filters of one request find together, those that several find counted for each:
 the answer names them all."""
 
 E = TypeVar("E", bound=IntEnum)
 
 
-def known(kind: type[E], code: int) -> E:
+def enum_member(kind: type[E], code: int) -> E:
     """The member with a code of the wire, or the one that is called UNKNOWN."""
     try:
         return kind(code)
@@ -64,8 +64,8 @@ class AclFilter(Struct, frozen=True):
     permission: AclPermission = AclPermission.ANY
 
     @property
-    def exactly(self) -> AclBinding | None:
-        """The one binding that it can find; None if it may find several."""
+    def single_binding(self) -> AclBinding | None:
+        """The one binding that it can match; None if it may match several."""
         if (
             self.name is None
             or self.principal is None
@@ -86,18 +86,18 @@ class AclFilter(Struct, frozen=True):
             self.permission,
         )
 
-    def finds(self, binding: AclBinding) -> bool:
-        """Whether it means a binding."""
+    def matches(self, binding: AclBinding) -> bool:
+        """Whether it matches a binding."""
         return (
             (self.principal is None or self.principal == binding.principal)
             and self.resource_type in (AclResourceType.ANY, binding.resource_type)
-            and self._finds_name(binding)
+            and self._matches_name(binding)
             and (self.host is None or self.host == binding.host)
             and self.operation in (AclOperation.ANY, binding.operation)
             and self.permission in (AclPermission.ANY, binding.permission)
         )
 
-    def _finds_name(self, binding: AclBinding) -> bool:
+    def _matches_name(self, binding: AclBinding) -> bool:
         if self.pattern is PatternType.MATCH and self.name is not None:
             if binding.pattern is PatternType.PREFIXED:
                 return self.name.startswith(binding.name)
@@ -144,7 +144,7 @@ def check_filter(wanted: AclFilter) -> None:
             raise InvalidRequest(f"the {_FIELDS[type(value)]} of a filter is not known")
 
 
-class Creations(Struct, frozen=True):
+class AclCreations(Struct, frozen=True):
     """``results`` are those of the bindings asked for, in their order: None, or why not. ``added``
     are those that were not there yet.
     """
@@ -153,7 +153,7 @@ class Creations(Struct, frozen=True):
     added: tuple[AclBinding, ...]
 
 
-def create_acls(index: AclIndex, bindings: Sequence[AclBinding]) -> Steps[Creations]:
+def create_acls(index: AclIndex, bindings: Sequence[AclBinding]) -> Steps[AclCreations]:
     """What creating ``bindings`` adds; what is there already is a success. Raises InvalidRequest
     for more than a request may create.
     """
@@ -171,7 +171,7 @@ def create_acls(index: AclIndex, bindings: Sequence[AclBinding]) -> Steps[Creati
         results.append(None)
         if binding not in index:
             added[binding] = None
-    return Creations(tuple(results), tuple(added))
+    return AclCreations(tuple(results), tuple(added))
 
 
 class AclDeletions(Struct, frozen=True):
@@ -188,9 +188,9 @@ def delete_acls(
 ) -> Steps[AclDeletions]:
     """What deleting by ``filters`` removes; two may find the same. Raises InvalidRequest for more
     than a request may delete, for more than :data:`MAX_SCANS` filters that may each find several,
-    and for more than :data:`MAX_FOUND` that they find together: then nothing is removed.
+    and for more than :data:`MAX_MATCHES` that they find together: then nothing is removed.
     """
-    scans = sum(wanted.exactly is None for wanted in filters)
+    scans = sum(wanted.single_binding is None for wanted in filters)
     if scans > MAX_SCANS:
         raise InvalidRequest(
             f"{scans} filters that leave a part open; a request has at most {MAX_SCANS} of these"
@@ -199,7 +199,7 @@ def delete_acls(
     removed: dict[UUID, None] = {}
     found = 0
     ids: dict[AclBinding, list[UUID]] = {}
-    if any(wanted.exactly for wanted in filters):
+    if any(wanted.single_binding for wanted in filters):
         for acl_id, binding in acls.items():
             yield
             ids.setdefault(binding, []).append(acl_id)
@@ -210,22 +210,23 @@ def delete_acls(
         except InvalidRequest as error:
             results.append(error.without_frames())
             continue
-        exactly = wanted.exactly
-        if exactly is not None:
-            matching = {exactly: ids[exactly]} if exactly in ids else {}
+        single = wanted.single_binding
+        if single is not None:
+            matching = {single: ids[single]} if single in ids else {}
         else:
             matching = {}
             for acl_id, each in acls.items():
                 yield
-                if wanted.finds(each):
+                if wanted.matches(each):
                     matching.setdefault(each, []).append(acl_id)
                     if len(matching) > MAX_CHANGES:
                         break
         found += len(matching)
-        if found > MAX_FOUND:
+        if found > MAX_MATCHES:
             raise InvalidRequest(
-                f"the filters find more than {MAX_FOUND} bindings, which is what an answer names; "
-                "what several of them find counts for each: use filters that find different ones"
+                f"the filters find more than {MAX_MATCHES} bindings, which is what an answer "
+                "names; what several of them find counts for each: use filters that find different "
+                "ones"
             )
         removed.update(dict.fromkeys(chain.from_iterable(matching.values())))
         if len(removed) > MAX_CHANGES:
@@ -247,7 +248,7 @@ def describe_acls(
     resources: dict[tuple[AclResourceType, str, PatternType], dict[AclBinding, None]] = {}
     for binding in bindings:
         yield
-        if wanted.finds(binding):
+        if wanted.matches(binding):
             key = (binding.resource_type, binding.name, binding.pattern)
             resources.setdefault(key, {})[binding] = None
     return resources

@@ -517,7 +517,7 @@ class _Step:
         touched = sorted(self._touched["acls"])
         for first in range(0, len(touched), ACLS_PER_STEP):
             part = touched[first : first + ACLS_PER_STEP]
-            index = index.changed(
+            index = index.with_changes(
                 added=[after[acl_id] for acl_id in part if acl_id in after],
                 removed=[before[acl_id] for acl_id in part if acl_id in before],
             )

@@ -14,7 +14,7 @@ Hosts are compared as addresses, not as text: ``::1`` is ``0:0:0:0:0:0:0:1``, as
 an IPv4 address is the same one written as IPv6. Kafka compares text.
 
 A decision looks into one dict for each distinct length of prefixes, so that its cost does not grow
-with the number of bindings. :meth:`AclIndex.changed` copies what is kept for the principals
+with the number of bindings. :meth:`AclIndex.with_changes` copies what is kept for the principals
 concerned and shares the rest.
 """
 
@@ -118,7 +118,7 @@ _NO_TYPES: Final[Mapping[AclResourceType, _Bindings]] = {}
 
 class AclIndex:
     """Bindings, each with how often it is there; never changed. Begin with ``AclIndex()`` and go on
-    by :meth:`changed`. Equal if they have the same bindings.
+    by :meth:`with_changes`. Equal if they have the same bindings.
     """
 
     __slots__ = ("_count", "_duplicates", "_literals", "_prefixes", "_principals")
@@ -158,7 +158,7 @@ class AclIndex:
         hosts = _by_name(kept, binding).get(binding.name, {})
         return binding in hosts.get(canonical_host(binding.host), ())
 
-    def changed(
+    def with_changes(
         self, added: Iterable[AclBinding] = (), removed: Iterable[AclBinding] = ()
     ) -> AclIndex:
         """The index with each of ``removed`` once less, and each of ``added`` once more. What is

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.messages import Values
-from kept.cluster.controller.acl_changes import known
+from kept.cluster.controller.acl_changes import enum_member
 from kept.cluster.security.acls import AclOperation, AclPermission, AclResourceType, PatternType
 from kept.node.kafka import request_authorizer
 from kept.steps import Steps
@@ -72,12 +72,12 @@ def _fields(asked: Any) -> Values:
 def _acl(pattern: int, fields: Values) -> str:
     return " ".join(
         (
-            known(AclPermission, fields["permission_type"]).name,
+            enum_member(AclPermission, fields["permission_type"]).name,
             fields["principal"],
             f"from {fields['host']}",
-            known(AclOperation, fields["operation"]).name,
-            known(AclResourceType, fields["resource_type"]).name,
-            known(PatternType, pattern).name,
+            enum_member(AclOperation, fields["operation"]).name,
+            enum_member(AclResourceType, fields["resource_type"]).name,
+            enum_member(PatternType, pattern).name,
             fields["resource_name"],
         )
     )

@@ -93,7 +93,7 @@ plant(
     1,
     "security-decision",
     "a node that acted on the removal of a binding does not go by it",
-    (f"{INDEX}.changed", kept_when_removed),
+    (f"{INDEX}.with_changes", kept_when_removed),
 )
 plant(
     "security-deletion-forgotten",

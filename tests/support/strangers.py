@@ -50,6 +50,6 @@ STRANGERS: dict[str, tuple[str, list[AclBinding]]] = {
 
 def stranger(name: str) -> Session:
     principal, rules = STRANGERS[name]
-    index = AclIndex().changed(rules, [])
+    index = AclIndex().with_changes(rules, [])
     authorizer = StandardAuthorizer(lambda: index, ["User:admin"])
     return Session(principal, "10.0.0.1", "PLAINTEXT", authorizer=authorizer)

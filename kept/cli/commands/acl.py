@@ -391,7 +391,7 @@ def check(
     with _acl_client(bootstrap) as client:
         found = client.run(acls.describe_acls(Acl(int(kind), name, MATCH)))
         settings = _settings(client)
-    index = AclIndex().changed(map(_binding, found))
+    index = AclIndex().with_changes(map(_binding, found))
     rows = []
     for operation in operations:
         allowed, why, binding = _decide(index, settings, (principal, host, operation, kind, name))

@@ -14,7 +14,7 @@ from kept.cluster.controller.acl_changes import (
     create_acls,
     delete_acls,
     describe_acls,
-    known,
+    enum_member,
 )
 from kept.cluster.security.acl_index import AclIndex
 from kept.cluster.security.acls import (
@@ -46,7 +46,7 @@ ALL = (FOO, PREFIX_FO, PREFIX_FOO, WILDCARD, BAR, GROUP, DENIED)
 ACLS = {UUID(int=number): binding for number, binding in enumerate(ALL)}
 
 
-def created_by(index, bindings) -> acl_changes.Creations:
+def created_by(index, bindings) -> acl_changes.AclCreations:
     return finished(create_acls(index, bindings))
 
 
@@ -79,7 +79,7 @@ def test_what_cannot_be_created(changes, message) -> None:
 
 
 def test_what_is_there_is_created_without_a_change() -> None:
-    created = created_by(AclIndex().changed((FOO,)), (FOO, BAR, BAR))
+    created = created_by(AclIndex().with_changes((FOO,)), (FOO, BAR, BAR))
     assert created.results == (None, None, None) and created.added == (BAR,)
     host_by_name = replace(FOO, host="example.org", principal="Group:", name="x")
     assert created_by(AclIndex(), (host_by_name,)).added == (host_by_name,), "as Kafka"
@@ -96,7 +96,7 @@ def test_requests_have_a_limit(monkeypatch) -> None:
     monkeypatch.setattr(acl_changes, "MAX_SCANS", 9)
     with pytest.raises(InvalidRequest, match="more than 3 bindings"):
         deleted_by(ACLS, (AclFilter(principal="User:bob"), AclFilter(name="foo")))
-    monkeypatch.setattr(acl_changes, "MAX_FOUND", 5)
+    monkeypatch.setattr(acl_changes, "MAX_MATCHES", 5)
     with pytest.raises(InvalidRequest, match="more than 5 bindings, which is what an answer names"):
         deleted_by(ACLS, (AclFilter(pattern=PatternType.PREFIXED),) * 3)
 
@@ -168,9 +168,9 @@ def test_two_filters_may_find_the_same() -> None:
     "wanted",
     [
         AclFilter(resource_type=AclResourceType.UNKNOWN),
-        AclFilter(pattern=known(PatternType, 77)),
-        AclFilter(operation=known(AclOperation, -1)),
-        AclFilter(permission=known(AclPermission, 0)),
+        AclFilter(pattern=enum_member(PatternType, 77)),
+        AclFilter(operation=enum_member(AclOperation, -1)),
+        AclFilter(permission=enum_member(AclPermission, 0)),
     ],
 )
 def test_filters_that_are_not_known(wanted) -> None:

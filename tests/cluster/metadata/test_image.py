@@ -334,4 +334,4 @@ def test_deltas_tell_a_follower_everything(history) -> None:
         for name, topic in image.topics.items()
         for n, state in enumerate(topic.partitions)
     }
-    assert image.acl_index == AclIndex().changed(image.acls.values())
+    assert image.acl_index == AclIndex().with_changes(image.acls.values())

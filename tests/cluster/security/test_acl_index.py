@@ -135,16 +135,16 @@ def test_it_decides_as_a_scan_of_all_bindings_does(changes, asked) -> None:
     index, model = AclIndex(), Counter()
     for added, removed in changes:
         before, size = index, len(index)
-        index = index.changed(added, removed)
+        index = index.with_changes(added, removed)
         model -= Counter(removed)
         model += Counter(added)
         assert len(before) == size, "an index never changes"
-    whole = AclIndex().changed(model.elements())
+    whole = AclIndex().with_changes(model.elements())
     assert index == whole and len(index) == len(model)
     assert all(each in index for each in model)
     assert not any(each in index for _, removed in changes for each in set(removed) - set(model))
     if model:
-        assert index != whole.changed(removed=[*model][:1])
+        assert index != whole.with_changes(removed=[*model][:1])
     for question in asked:
         assert index.decide(*question) == whole.decide(*question)
         assert index.decide(*question) in _naive(model, question)
@@ -153,7 +153,7 @@ def test_it_decides_as_a_scan_of_all_bindings_does(changes, asked) -> None:
             (each.resource_type, each.pattern, each.name) == (question[3], LITERAL, "*")
             for each in model
         )
-    emptied = index.changed(removed=model.elements())
+    emptied = index.with_changes(removed=model.elements())
     assert emptied == AclIndex() and len(emptied) == 0 and not emptied._principals
     assert not emptied._literals and not emptied._prefixes
 
@@ -175,11 +175,11 @@ SPECIFIC = (
 
 @pytest.mark.parametrize("first", range(len(SPECIFIC)))
 def test_the_most_specific_of_several_is_named(first) -> None:
-    index = AclIndex().changed(SPECIFIC[first:])
+    index = AclIndex().with_changes(SPECIFIC[first:])
     decision = index.decide("User:ada", "10.0.0.1", AclOperation.READ, TOPIC, "ab")
     assert decision == Decision(allowed=True, binding=SPECIFIC[first])
     deny = _binding(name="", pattern=PREFIXED, principal="User:*", permission=DENY)
-    assert index.changed((deny,)).decide(
+    assert index.with_changes((deny,)).decide(
         "User:ada", "10.0.0.1", AclOperation.READ, TOPIC, "ab"
     ) == Decision(allowed=False, binding=deny)
 

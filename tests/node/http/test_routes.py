@@ -45,7 +45,7 @@ def session_of(prefix):
     """Of User:ada, who may describe topics whose names begin so."""
     describe, allow = AclOperation.DESCRIBE, AclPermission.ALLOW
     rule = AclBinding(TOPIC, prefix, PatternType.PREFIXED, "User:ada", "*", describe, allow)
-    index = AclIndex().changed([rule], [])
+    index = AclIndex().with_changes([rule], [])
     authorizer = StandardAuthorizer(lambda: index, [])
     return Session("User:ada", "10.0.0.1", "PLAINTEXT", authorizer=authorizer)
 
@@ -273,7 +273,7 @@ def test_nobody_is_told_the_name_of_what_he_may_not_see(lone):
     assert "did you mean payroll?" in why(exactly)
     describe, allow, literal = AclOperation.DESCRIBE, AclPermission.ALLOW, PatternType.LITERAL
     rule = AclBinding(TOPIC, "payrol", literal, "User:ada", "*", describe, allow)
-    index = AclIndex().changed([rule], [])
+    index = AclIndex().with_changes([rule], [])
     only = StandardAuthorizer(lambda: index, [])
     message = why(Session("User:ada", "10.0.0.1", "PLAINTEXT", authorizer=only))
     assert message == "there is no topic payrol"

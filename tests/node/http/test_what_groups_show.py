@@ -48,7 +48,7 @@ def who_sees(
         for kind, name in resources
         for operation in may
     ]
-    index = AclIndex().changed(rules, [])
+    index = AclIndex().with_changes(rules, [])
     authorizer = StandardAuthorizer(lambda: index, ["User:admin"])
     return Session("User:ada", "10.0.0.1", "PLAINTEXT", authorizer=authorizer)
 

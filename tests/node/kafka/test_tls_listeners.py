@@ -393,7 +393,7 @@ def test_a_node_that_may_be_one_no_more_is_cut_off(
         AclPermission.ALLOW,
     )
     by_right, by_name = connected("User:CN=other"), connected("User:CN=node")
-    rules_are(AclIndex().changed([allowed]))
+    rules_are(AclIndex().with_changes([allowed]))
     assert not (by_right.aborted or by_name.aborted)
     rules_are(AclIndex())
     assert by_right.aborted and not by_name.aborted

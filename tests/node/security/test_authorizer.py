@@ -45,7 +45,7 @@ class Heard:
 
 
 def authorizer(bindings=(), *, auditor=None, allow_if_no_acl=False) -> StandardAuthorizer:
-    index = AclIndex().changed(binding(text) for text in bindings)
+    index = AclIndex().with_changes(binding(text) for text in bindings)
     return StandardAuthorizer(
         lambda: index, ("User:superman",), auditor, allow_if_no_acl=allow_if_no_acl
     )

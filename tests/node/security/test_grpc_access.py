@@ -149,7 +149,7 @@ def test_who_may_do_what_a_method_needs_is_served_and_nobody_else(
 ) -> None:
     topic = AclResourceType.TOPIC, "t", PatternType.LITERAL
     given = AclBinding(*topic, "User:ada", "*", operation, AclPermission.ALLOW)
-    index = AclIndex().changed([given])
+    index = AclIndex().with_changes([given])
     session = Session("User:ada", authorizer=StandardAuthorizer(lambda: index, []))
     outcome = called(f"/broker.Broker/{method}", "t", session)
     if operation in (NEEDED[method], AclOperation.ALL):

@@ -239,7 +239,9 @@ def test_answers_about_several_are_in_no_order_that_tells_what_is_there(
     """Of whoever may do everything with one, which is not there, and asks about two others. Answers
     to DeleteTopics are shuffled, as in Kafka: it is looked at what is shuffled.
     """
-    index = AclIndex().changed([mine(kind) for kind in KINDS if kind != AclResourceType.CLUSTER])
+    index = AclIndex().with_changes(
+        [mine(kind) for kind in KINDS if kind != AclResourceType.CLUSTER]
+    )
     authorizer = StandardAuthorizer(partial(same, index), [])
     session = Session("User:ada", "10.0.0.1", "PLAINTEXT", authorizer=authorizer)
     monkeypatch.setattr(random, "shuffle", lambda answers: answers.sort(key=str))
@@ -420,7 +422,9 @@ def refused_without(method: str, path: str, **more: str) -> str:
     needed = []
     for kind in KINDS:
         for operation in list(AclOperation)[3:]:
-            index = AclIndex().changed([*everything, rule(kind, operation, AclPermission.DENY)])
+            index = AclIndex().with_changes(
+                [*everything, rule(kind, operation, AclPermission.DENY)]
+            )
             session = Session("User:ada", authorizer=StandardAuthorizer(partial(same, index), []))
             request = HttpRequest(method, path, parameters, parameters, session=session)
             request.named = "named"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol.messages import LazyArray, Values
 from kept.cluster.controller import acl_changes
-from kept.cluster.controller.acl_changes import AclFilter, known
+from kept.cluster.controller.acl_changes import AclFilter, enum_member
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import AclRecord, RemoveAclRecord
 from kept.cluster.security.acls import (
@@ -132,25 +132,25 @@ class AclsHandler:
 
 def _binding(asked: Any) -> AclBinding:
     return AclBinding(
-        known(AclResourceType, asked.resource_type),
+        enum_member(AclResourceType, asked.resource_type),
         asked.resource_name,
-        known(PatternType, asked.resource_pattern_type),
+        enum_member(PatternType, asked.resource_pattern_type),
         asked.principal,
         asked.host,
-        known(AclOperation, asked.operation),
-        known(AclPermission, asked.permission_type),
+        enum_member(AclOperation, asked.operation),
+        enum_member(AclPermission, asked.permission_type),
     )
 
 
 def _filter(asked: Any) -> AclFilter:
     return AclFilter(
-        known(AclResourceType, asked.resource_type_filter),
+        enum_member(AclResourceType, asked.resource_type_filter),
         asked.resource_name_filter,
-        known(PatternType, asked.pattern_type_filter),
+        enum_member(PatternType, asked.pattern_type_filter),
         asked.principal_filter,
         asked.host_filter,
-        known(AclOperation, asked.operation),
-        known(AclPermission, asked.permission_type),
+        enum_member(AclOperation, asked.operation),
+        enum_member(AclPermission, asked.permission_type),
     )
 
 

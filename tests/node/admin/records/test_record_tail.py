@@ -265,7 +265,7 @@ async def test_it_ends_with_the_right_to_it(lone, path, monkeypatch):
     """Within a second, also while nothing comes."""
     monkeypatch.setattr("kept.node.security.revocation.CHECK_S", 0.02)
     await lone.created("t")
-    rules = [AclIndex().changed([may(kind) for kind in ALL], [])]
+    rules = [AclIndex().with_changes([may(kind) for kind in ALL], [])]
     authorizer = StandardAuthorizer(lambda: rules[0], [])
     session = Session("User:ada", "10.0.0.1", "PLAINTEXT", authorizer=authorizer)
     await lone.node.parts.http._import()

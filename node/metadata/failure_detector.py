@@ -42,7 +42,7 @@ class FailureDetector:
         log.warning("node is gone", node=node_id)
         now = self._runtime.loop.time()
         self._counters.cluster.node_gone(node_id, now)
-        self._suspicions.doubt(node_id, self._metadata.image, now)
+        self._suspicions.suspect(node_id, self._metadata.image, now)
         for notify in self.on_death:
             notify(node_id)
 
@@ -50,7 +50,7 @@ class FailureDetector:
         """A connection to a leader broke: its process may be gone, and a probe will tell."""
         if not self.seems_gone(node_id):
             now = self._runtime.loop.time()
-            self._suspicions.doubt(node_id, self._metadata.image, now)
+            self._suspicions.suspect(node_id, self._metadata.image, now)
             self.probe(node_id)
 
     def image_moved(self, image: Image) -> None:
@@ -60,16 +60,16 @@ class FailureDetector:
     @property
     def suspects_any(self) -> bool:
         """Whether :meth:`seems_gone` may be true of some node."""
-        return self._suspicions.doubts_anybody
+        return self._suspicions.suspects_any
 
     def seems_gone(self, node_id: int) -> bool:
         """Whether there is evidence that a node died, though the image does not say so yet."""
         now = self._runtime.loop.time()
-        return self._suspicions.is_doubted(node_id, self._metadata.image, now)
+        return self._suspicions.is_suspected(node_id, self._metadata.image, now)
 
-    def lingers(self, node_id: int) -> bool:
+    def recently_fenced(self, node_id: int) -> bool:
         """Whether a broker was fenced a moment ago."""
-        return self._suspicions.lingers(node_id, self._runtime.loop.time())
+        return self._suspicions.recently_fenced(node_id, self._runtime.loop.time())
 
     def probe(self, node_id: int) -> None:
         """Look whether a node's process is there; :meth:`peer_down` if it is not."""
@@ -79,7 +79,7 @@ class FailureDetector:
         if await self._peers.probe(node_id) is None:
             self.peer_down(node_id)
         else:
-            self._suspicions.believe(node_id)
+            self._suspicions.clear(node_id)
 
     async def close(self) -> None:
         """Probe nobody any more."""

@@ -175,7 +175,9 @@ class MetadataHandler:
         for broker_id in sorted(image.brokers):
             broker = image.brokers[broker_id]
             address = self._addresses.broker(broker_id, ctx.session.listener)
-            if address is not None and (not broker.fenced or self._detector.lingers(broker_id)):
+            if address is not None and (
+                not broker.fenced or self._detector.recently_fenced(broker_id)
+            ):
                 brokers.append(
                     {
                         "node_id": broker_id,

@@ -22,7 +22,7 @@ from typing import Any, Final
 from pyroaring import BitMap
 
 from kept.compaction.cleaner.job import INFLATE_LIMIT, Source
-from kept.compaction.cleaner.scan_stats import Progress, chunks, quiet
+from kept.compaction.cleaner.scan_stats import Progress, chunks, no_progress
 from kept.compaction.cleaner.survey import SegmentGroup
 from kept.compaction.manifest.manifest import DIGEST_BYTES, Manifest, OutputSegment, cut
 from kept.storage import layout
@@ -62,7 +62,7 @@ def build(
     disk: Disk,
     *,
     chunk_bytes: int,
-    progress: Progress = quiet,
+    progress: Progress = no_progress,
     cached: frozenset[int] = frozenset(),
     check_crc: bool = False,
 ) -> Built:
@@ -100,7 +100,7 @@ def digest_of(
 
     Raises DamagedData where a survivor is missing, or a batch cannot be read.
     """
-    return _Builder(directory, config, disk, chunk_bytes, quiet).digest_of(group)
+    return _Builder(directory, config, disk, chunk_bytes, no_progress).digest_of(group)
 
 
 class _Builder:

@@ -14,7 +14,7 @@ from kept.compaction.cleaner import removal_log, self_check
 from kept.compaction.cleaner.build import build
 from kept.compaction.cleaner.build import discard as discard_outputs
 from kept.compaction.cleaner.job import Job
-from kept.compaction.cleaner.scan_stats import Progress, quiet
+from kept.compaction.cleaner.scan_stats import Progress, no_progress
 from kept.compaction.cleaner.survey import survey
 from kept.compaction.manifest import manifest
 from kept.compaction.manifest.manifest import Manifest
@@ -57,7 +57,7 @@ def read_manifest(directory: str, generation: Generation, disk: Disk) -> Manifes
     return manifest.decode(path, disk.read(path))[0]
 
 
-def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
+def run_pass(job: Job, disk: Disk, progress: Progress = no_progress) -> Result:
     """Do the job; see the module. On an error the files are left for :func:`discard`.
 
     Raises CheckFailed, DamagedData, MachineError, NoSpace and ConfigurationError.

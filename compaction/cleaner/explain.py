@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kept.compaction.cleaner import removal_log
 from kept.compaction.cleaner.job import INFLATE_LIMIT, Job, Source
-from kept.compaction.cleaner.scan_stats import Progress, quiet, whole_batches
+from kept.compaction.cleaner.scan_stats import Progress, no_progress, whole_batches
 from kept.compaction.cleaner.survey import Survey, survey
 from kept.compaction.manifest.manifest import Manifest
 from kept.compaction.strategy import resolve
@@ -99,7 +99,7 @@ def removable_at_ms(manifest: Manifest, offset: int) -> int | None:
 
 
 def explain(
-    job: Job, disk: Disk, progress: Progress = quiet, previous: Manifest | None = None
+    job: Job, disk: Disk, progress: Progress = no_progress, previous: Manifest | None = None
 ) -> tuple[Explanation, Survey]:
     """Survey the job and say what it found."""
     surveyed = survey(job, disk, progress, previous)

@@ -1,9 +1,9 @@
 """What a scan finds out about one source segment, and reading a segment batch by batch.
 
-:func:`drive` feeds a :class:`~kept.compaction.kernels.kernel.SegmentScan` from a file and handles
-the batches that the kernel leaves to its caller: compressed, transactional and control batches.
-:class:`ScanStats` keeps what the pass needs of the result. All offsets in it are relative to the
-segment's base.
+:func:`scan_segment` feeds a :class:`~kept.compaction.kernels.kernel.SegmentScan` from a file and
+handles the batches that the kernel leaves to its caller: compressed, transactional and control
+batches. :class:`ScanStats` keeps what the pass needs of the result. All offsets in it are relative
+to the segment's base.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Progress = Callable[[int], None]
 """Called with bytes read or written; it may wait, for the cleaner's limit on I/O."""
 
 
-def quiet(size_bytes: int) -> None:
-    """Progress that nobody looks at."""
+def no_progress(size_bytes: int) -> None:
+    """Progress that is not reported."""
     del size_bytes
 
 
@@ -186,7 +186,7 @@ def _enough(file: File, position: int, data: bytes, size: int) -> int:
     return max(int.from_bytes(data[8:12], "big", signed=True) + 12, len(data) + 1)
 
 
-def drive(
+def scan_segment(
     scan_: Any,
     source: Source,
     *,

@@ -25,9 +25,9 @@ from kept.compaction.cleaner.scan_stats import (
     AbortedIndex,
     Progress,
     ScanStats,
-    drive,
+    no_progress,
     producers_by_last_offset,
-    quiet,
+    scan_segment,
 )
 from kept.compaction.cleaner.segment_groups import group_sources
 from kept.compaction.cleaner.transactions import Markers, decide
@@ -76,7 +76,7 @@ class Survey:
 def survey(
     job: Job,
     disk: Disk,
-    progress: Progress = quiet,
+    progress: Progress = no_progress,
     previous: Manifest | None = None,
     *,
     strategy: Strategy | None = None,
@@ -172,7 +172,7 @@ class _Surveyor:
             uncleanable=self.job.end_offset,
             **options,  # type: ignore[arg-type]
         )
-        drive(
+        scan_segment(
             segment_scan,
             source,
             job=self.job,

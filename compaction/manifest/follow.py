@@ -30,7 +30,7 @@ from kept.compaction.cleaner.build import build
 from kept.compaction.cleaner.cleaner_run import Result, write_new
 from kept.compaction.cleaner.job import DEFAULT_CHECK_KEYS, DEFAULT_CHUNK_BYTES, Source
 from kept.compaction.cleaner.removal_log import Reason, Removals
-from kept.compaction.cleaner.scan_stats import Progress, chunks, quiet
+from kept.compaction.cleaner.scan_stats import Progress, chunks, no_progress
 from kept.compaction.cleaner.self_check import check_followed
 from kept.compaction.cleaner.survey import SegmentGroup
 from kept.compaction.manifest import manifest
@@ -171,7 +171,7 @@ def _position(segment: Segment, offset: int) -> int:
     return segment.size_bytes if batch is None else batch[0]
 
 
-def follow(job: FollowJob, disk: Disk, progress: Progress = quiet) -> Result:
+def follow(job: FollowJob, disk: Disk, progress: Progress = no_progress) -> Result:
     """Build what the manifest says; :func:`kept.compaction.manifest.apply.commit_files` goes on
     from there.
 

@@ -26,7 +26,7 @@ from pyroaring import BitMap
 
 from kept.compaction.cleaner.job import Job
 from kept.compaction.cleaner.key_tracker import KeyTracker
-from kept.compaction.cleaner.scan_stats import AbortedIndex, Progress, ScanStats, drive
+from kept.compaction.cleaner.scan_stats import AbortedIndex, Progress, ScanStats, scan_segment
 from kept.compaction.kernels import kernel
 from kept.compaction.kernels.kernel import CLASSES, WORD_BYTES, slot_words
 from kept.compaction.strategy import (
@@ -128,7 +128,7 @@ class _Segments:
         for source in self.job.sources:
             scan = make(source.base_offset)
             if scan is not None:
-                drive(
+                scan_segment(
                     scan,
                     source,
                     job=self.job,

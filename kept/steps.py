@@ -13,7 +13,7 @@ Steps = Generator[None, None, T]
 FREED_PER_STEP: Final = 16
 
 
-def freed(table: dict[Any, Any]) -> Steps[None]:
+def clear_in_steps(table: dict[Any, Any]) -> Steps[None]:
     """Empty a table: one of half a million items would take a quarter of a second at a stretch."""
     while table:
         for _ in range(min(len(table), FREED_PER_STEP)):

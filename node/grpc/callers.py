@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kept.cluster.security.acls import ANONYMOUS
 from kept.node.config.security_checks import is_secured
-from kept.node.runtime.connection_slots import MIN_SHARES, Places
+from kept.node.runtime.connection_slots import MIN_SHARES, ConnectionSlots
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
@@ -129,8 +129,8 @@ class Callers:
         self._config = config
         self._numbers = itertools.count()
         self._by_name: dict[str, Caller] = {}
-        self._connections: Places[Caller] = Places(4)
-        self._calls: Places[Call] = Places(6)
+        self._connections: ConnectionSlots[Caller] = ConnectionSlots(4)
+        self._calls: ConnectionSlots[Call] = ConnectionSlots(6)
 
     def enter(self, connection: HandedOver) -> Caller | None:
         """A client connects; None: there is no place."""

@@ -58,7 +58,7 @@ from kept.node.http.messages import (
 from kept.node.http.response_limiter import ResponseLimiter
 from kept.node.http.route_access import login_wanted
 from kept.node.kafka.listener import PROBE_CONNECTIONS
-from kept.node.runtime.connection_slots import Places
+from kept.node.runtime.connection_slots import ConnectionSlots
 from kept.node.runtime.logging import bugs
 from kept.node.security.client_usage import UNMETERED
 from kept.node.security.password_checks import TooManyLogins
@@ -122,7 +122,7 @@ class HttpServer:
         self.routes = routes
         self.usages = usages
         self.limiter = ResponseLimiter()
-        self._connections: Places[HttpConnection] = Places(3)
+        self._connections: ConnectionSlots[HttpConnection] = ConnectionSlots(3)
         self._probes: WeakSet[HttpConnection] = WeakSet()
         """Beyond the limit of those."""
 

@@ -85,7 +85,7 @@ class AcceptThrottle:
             self._discard_closed()
         if len(self) < self._max_held and not self._context.open_files.nearly_out(fd):
             return True
-        self._listener.complain("connection refused", setting=setting, waiting=len(self))
+        self._listener.log_refusal("connection refused", setting=setting, waiting=len(self))
         accepted.abort()
         return False
 

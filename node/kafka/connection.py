@@ -583,7 +583,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._start == self._end and not self._blocked:
             self._start = self._end = 0
             reserved = self._reserved_bytes
-            if reserved and (reserved > KEPT_BUFFER_BYTES or self.account.pressed):
+            if reserved and (reserved > KEPT_BUFFER_BYTES or self.account.under_pressure):
                 self._give_buffer_back()
         self._regulate()
 
@@ -748,7 +748,7 @@ class Connection(asyncio.BufferedProtocol):
             self._hold_back(request)
         elif held_bytes and not is_sliced:
             waiting = self.waiting_account
-            waiting.force(held_bytes)
+            waiting.overdraw(held_bytes)
             future.add_done_callback(lambda _: waiting.release(held_bytes))
         self._when_done(request, future, lambda values: self._answer(request, values, place))
         if not is_sliced:
@@ -1110,7 +1110,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.transport is not None and self._replies and self._replies[0] is not reply:
             reply.behind_bytes = sum(len(s) for s in segments if type(s) is not FileSlice)
             self._behind_bytes += reply.behind_bytes
-            self.account.force(reply.behind_bytes)
+            self.account.overdraw(reply.behind_bytes)
         if not self._in_event and self.transport is not None:
             self._send_ready()
             self._regulate()

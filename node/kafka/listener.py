@@ -510,9 +510,9 @@ class Listener:
         self.leave(oldest)
 
     def _refuse(self, connection: Connection | Pending, setting: str, limit: int) -> None:
-        self.complain("connection refused", peer=connection.peer, setting=setting, limit=limit)
+        self.log_refusal("connection refused", peer=connection.peer, setting=setting, limit=limit)
 
-    def complain(self, what: str, **fields: Any) -> None:
+    def log_refusal(self, what: str, **fields: Any) -> None:
         """A line about a connection that was not taken; at most one of a kind in a while."""
         now = self.context.runtime.loop.time()
         if now >= self._quiet_until.get(what, 0.0):
@@ -551,7 +551,7 @@ class Listener:
             if first[:2] == b"\x16\x03" and first[2] < 4:
                 peer = transport.get_extra_info("peername")
                 what = f"speaks TLS, which this listener does not ({self.address.protocol})"
-                self.complain(what, peer=peer[0] if isinstance(peer, tuple) else "?")
+                self.log_refusal(what, peer=peer[0] if isinstance(peer, tuple) else "?")
                 return False
             return True
         named = tls.selected_alpn_protocol()

@@ -104,7 +104,7 @@ class _Writer(ABC):
         if self._full or self._waiting:
             more = sum(len(s) for s in segments if type(s) is not FileSlice)
             self.unsent_bytes += more
-            self._budget.force(more)
+            self._budget.overdraw(more)
 
     def push(self) -> None:
         """Send what is taken."""
@@ -186,7 +186,7 @@ class _Writer(ABC):
         change = now - self.unsent_bytes
         self.unsent_bytes = now
         if change > 0:
-            self._budget.force(change)
+            self._budget.overdraw(change)
         elif change:
             self._budget.release(-change)
 

@@ -102,12 +102,12 @@ class TlsAcceptor:
                 if error.errno in _NO_DESCRIPTORS:
                     self.runtime.loop.remove_reader(listening)
                     self.runtime.loop.call_later(PAUSE_S, self._accept_again, listening)
-                self.listener.complain("cannot accept", error=error.strerror or "")
+                self.listener.log_refusal("cannot accept", error=error.strerror or "")
                 return
             sock.setblocking(False)
             if self.listener.context.open_files.nearly_out(sock.fileno()):
                 sock.close()
-                self.listener.complain("connection refused", setting="RLIMIT_NOFILE")
+                self.listener.log_refusal("connection refused", setting="RLIMIT_NOFILE")
                 continue
             handshake = TlsHandshake(self, sock, f"{address[0]}:{address[1]}")
             self._handshakes.add(handshake)
@@ -201,7 +201,7 @@ class TlsHandshake(asyncio.Protocol):
             return
         hello_bytes = int.from_bytes(hello, "big")
         if message != _CLIENT_HELLO or max(hello_bytes, length) > MAX_HELLO_BYTES:
-            self._listener.complain("no ClientHello of TLS", peer=self.peer)
+            self._listener.log_refusal("no ClientHello of TLS", peer=self.peer)
             self._drop()
             return
         self._loop.remove_reader(sock)
@@ -226,7 +226,9 @@ class TlsHandshake(asyncio.Protocol):
             except OSError:
                 pass
         else:
-            self._listener.complain("does not speak TLS, which this listener does", peer=self.peer)
+            self._listener.log_refusal(
+                "does not speak TLS, which this listener does", peer=self.peer
+            )
         self._drop()
 
     def begin(self) -> None:
@@ -252,7 +254,7 @@ class TlsHandshake(asyncio.Protocol):
             self._acceptor.done(self)
             if isinstance(error, asyncio.CancelledError):
                 raise
-            self._listener.complain("TLS handshake failed", peer=self.peer, error=_reason(error))
+            self._listener.log_refusal("TLS handshake failed", peer=self.peer, error=_reason(error))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The handshake is over: a connection, or what authenticates, serves the transport."""
@@ -260,7 +262,7 @@ class TlsHandshake(asyncio.Protocol):
         try:
             self._serve(transport)
         except UnknownPeer as error:
-            self._listener.complain("certificate refused", peer=self.peer, error=str(error))
+            self._listener.log_refusal("certificate refused", peer=self.peer, error=str(error))
             transport.abort()  # type: ignore[attr-defined]
         except Exception as error:  # noqa: BLE001 - nobody would serve, count or close it
             bugs.report("connection failed", error, listener=self._listener.name)
@@ -276,7 +278,7 @@ class TlsHandshake(asyncio.Protocol):
         mechanism = "" if principal == ANONYMOUS else "SSL"
         session = listener.session(transport, principal, mechanism)
         if listener.between_nodes and not listener.is_member(session):
-            listener.complain(
+            listener.log_refusal(
                 "certificate refused: neither in super.users nor with ClusterAction",
                 peer=self.peer,
                 principal=principal,

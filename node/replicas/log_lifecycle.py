@@ -234,7 +234,7 @@ class LogLifecycle:
                 if replica.hosted is not None:
                     await replica.hosted.manifests.close()
                 if not isinstance(replica.log, ClosedLog):
-                    await replica.directory.pool.quiet(replica.log)
+                    await replica.directory.pool.wait_idle(replica.log)
             except Exception as error:  # noqa: BLE001
                 self._not_renamed({tp: replica}, error)
             else:

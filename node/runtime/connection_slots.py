@@ -30,7 +30,7 @@ class Member(Protocol):
 T = TypeVar("T", bound=Member)
 
 
-class Places(Generic[T]):
+class ConnectionSlots(Generic[T]):
     """Members by rank, from 0 on."""
 
     def __init__(self, ranks: int) -> None:

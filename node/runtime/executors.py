@@ -138,7 +138,7 @@ class FlushPool:
 
         self.flush(log, all_of_them)
 
-    async def quiet(self, log: Log) -> None:
+    async def wait_idle(self, log: Log) -> None:
         """Wait until no flush of this log runs: one would miss its directory, were it renamed."""
         while (waiting := self._running.get(log)) is not None:
             settled: asyncio.Future[None] = self._loop.create_future()

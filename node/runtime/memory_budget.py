@@ -101,11 +101,11 @@ class MemoryBudget:
             return True
         return holder is not None and (self._passing is None or self._passing is holder)
 
-    def force(self, size_bytes: int) -> None:
+    def overdraw(self, size_bytes: int) -> None:
         """Draw without asking: for responses, which must leave once they are made."""
         self.used_bytes += size_bytes
         if self.parent is not None:
-            self.parent.force(size_bytes)
+            self.parent.overdraw(size_bytes)
 
     def release(self, size_bytes: int, holder: object | None = None) -> None:
         """Return bytes, and let those who wait try again. A ``holder`` returns all that it held."""
@@ -152,10 +152,10 @@ class MemoryBudget:
         return False
 
     @property
-    def pressed(self) -> bool:
+    def under_pressure(self) -> bool:
         """Whether more than half is out: time to hold nothing that is only useful later."""
         return 2 * self.used_bytes > self.limit_bytes or (
-            self.parent is not None and self.parent.pressed
+            self.parent is not None and self.parent.under_pressure
         )
 
 
@@ -219,5 +219,5 @@ class BudgetShare:
                 return
             self._queue.popleft()
             self.used_bytes += size_bytes
-            budget.force(size_bytes)
+            budget.overdraw(size_bytes)
             granted()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import Generic, TypeVar
 
-from kept.steps import FREED_PER_STEP, Steps, freed
+from kept.steps import FREED_PER_STEP, Steps, clear_in_steps
 
 Timer = TypeVar("Timer")
 
@@ -67,7 +67,7 @@ class Timers(Generic[Timer]):
 
     def release(self) -> Steps[None]:
         """Forget all."""
-        yield from freed(self._live)
+        yield from clear_in_steps(self._live)
         while self._heap:
             del self._heap[-FREED_PER_STEP:]
             yield

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.steps import freed
+from kept.steps import clear_in_steps
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -114,7 +114,7 @@ class GroupTable(dict[str, "Group"]):
         while self:
             _, group = self.popitem()
             group.count_out()
-            yield from freed(group.members)
-            yield from freed(group.static_members)
-            yield from freed(group.pending_join)
+            yield from clear_in_steps(group.members)
+            yield from clear_in_steps(group.static_members)
+            yield from clear_in_steps(group.pending_join)
             yield

@@ -13,7 +13,7 @@ from msgspec import Struct
 from kept.node.coordinator.groups.group import EMPTY, STABLE, Group
 from kept.node.coordinator.groups.memory_limit import OFFSET_BYTES, SHORT_METADATA, GroupMemory
 from kept.node.coordinator.groups.records import OffsetCommitKey, OffsetCommitValue
-from kept.steps import Steps, freed
+from kept.steps import Steps, clear_in_steps
 from kept.storage.errors import InvariantViolation
 
 
@@ -95,7 +95,7 @@ class OffsetStore:
         while self._groups:
             _, topics = self._groups.popitem()
             while topics:
-                yield from freed(topics.popitem()[1])
+                yield from clear_in_steps(topics.popitem()[1])
                 yield
 
     def of_group(self, group: str) -> dict[str, dict[int, StoredOffset]]:
@@ -171,7 +171,7 @@ class OpenTransactions:
     def release(self) -> Steps[None]:
         """Forget all."""
         while self._holders:
-            yield from freed(self._holders.popitem()[1])
+            yield from clear_in_steps(self._holders.popitem()[1])
         while self._producers:
             _, offsets = self._producers.popitem()
             while offsets:

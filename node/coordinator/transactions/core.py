@@ -65,7 +65,7 @@ from kept.node.coordinator.transactions.transactional_id import (
 )
 from kept.node.runtime.counters import REQUEST_BUCKETS
 from kept.node.runtime.histogram import Histogram
-from kept.steps import Steps, freed
+from kept.steps import Steps, clear_in_steps
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import MAX_INT32, NO_PRODUCER_ID, TopicPartition
 
@@ -233,7 +233,7 @@ class TransactionCore:
         self._unchecked = self._overdue = None
         yield from self.timers.release()
         for table in given_up:
-            yield from freed(table)
+            yield from clear_in_steps(table)
         yield from ids.release(self._memory)
 
     def restart_timeouts(self, now_ms: int) -> tuple[ev.Effect, ...]:

@@ -69,7 +69,7 @@ class Site:
             context=context,
             name="OUT",
             between_nodes=between_nodes,
-            complain=lambda _, setting, waiting: self.complaints.append(setting),
+            log_refusal=lambda _, setting, waiting: self.complaints.append(setting),
         )
         self.throttle = AcceptThrottle(listener)
 

@@ -188,7 +188,7 @@ async def test_behind_what_waits_nobody_is_served_while_waiting_memory_is_used_u
     await until(lambda: waiting.used_bytes)
     (connection,) = listener.connections
     assert connection._room() > 0
-    waiting.force(waiting.limit_bytes)
+    waiting.overdraw(waiting.limit_bytes)
     writer.write(metadata_of("none"))
     await until(lambda: connection._stalled)
     assert connection._room() == 0 and len(connection._replies) == 1
@@ -206,7 +206,7 @@ async def test_behind_what_waits_nobody_is_served_while_waiting_memory_is_used_u
 
 async def test_a_large_request_waits_until_waiting_memory_comes_back(lone):
     waiting, listener = lone.node.parts.memory.waiting, lone.node.parts.listeners[0]
-    waiting.force(waiting.limit_bytes)
+    waiting.overdraw(waiting.limit_bytes)
     large = metadata_of(*(f"none-{number:04}" for number in range(100)))
     small = metadata_of("none")
     assert len(small) <= SMALL_FRAME_BYTES < len(large)

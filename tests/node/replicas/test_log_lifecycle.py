@@ -370,7 +370,7 @@ def test_a_disk_that_cannot_rename_a_deleted_log_fails_its_directory() -> None:
     failed = []
 
     class Pool:
-        async def quiet(self, _: object) -> None:
+        async def wait_idle(self, _: object) -> None:
             """Nobody uses it."""
 
         async def run_apart(self, *_: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kept.node.runtime.connection_slots import Places
+from kept.node.runtime.connection_slots import ConnectionSlots
 
 WAITING, SERVED, KNOWN = range(3)
 PROXY = "10.0.0.1"
@@ -23,7 +23,7 @@ class House:
 
     limit: int
     kept_idle: int = 0
-    places: Places[Guest] = field(default_factory=lambda: Places(3))
+    places: ConnectionSlots[Guest] = field(default_factory=lambda: ConnectionSlots(3))
     left: list[str] = field(default_factory=list)
     """The addresses of those who had to go."""
 
@@ -139,7 +139,7 @@ class User:
 
 
 def test_of_those_who_logged_in_the_newest_of_the_greediest_makes_room_for_a_quarter() -> None:
-    places: Places[User] = Places(3)
+    places: ConnectionSlots[User] = ConnectionSlots(3)
     users = [User(name) for name in "aabaabaa"]
     for user in users[:-1]:
         places.put(user, KNOWN)
@@ -151,7 +151,7 @@ def test_of_those_who_logged_in_the_newest_of_the_greediest_makes_room_for_a_qua
     places.put(users[-1], KNOWN)
     assert taken() is users[7] and taken() is users[6]
     assert taken() is None, "three quarters are theirs"
-    many: Places[User] = Places(3)
+    many: ConnectionSlots[User] = ConnectionSlots(3)
     for name in "aabbccdd":
         many.put(User(name), KNOWN)
     assert many.pop_of_greediest(8, KNOWN, lambda user: user.name) is None, "nobody has more"

@@ -33,7 +33,7 @@ def test_those_who_wait_are_called_once_in_order():
 
 def test_responses_are_counted_even_beyond_the_limit():
     budget = MemoryBudget(10)
-    budget.force(25)
+    budget.overdraw(25)
     assert budget.exhausted
     assert not budget.acquire(1)
     budget.release(25)
@@ -42,7 +42,7 @@ def test_responses_are_counted_even_beyond_the_limit():
 
 def test_at_the_limit_nothing_is_left():
     budget = MemoryBudget(100)
-    budget.force(150)
+    budget.overdraw(150)
     woken = []
     budget.wait(lambda: woken.append("waits"))
     budget.release(50)
@@ -79,7 +79,7 @@ def test_the_next_may_pass_though_the_limit_is_still_passed():
     for name in "bc":
         assert not budget.acquire(80, name)
         budget.wait(lambda name=name: woken.append((name, budget.acquire(80, name))))
-    budget.force(200)  # responses
+    budget.overdraw(200)  # responses
     budget.release(110, "a")
     assert woken == [("b", True), ("c", False)]
 
@@ -136,7 +136,7 @@ def test_a_share_is_drawn_in_turn():
 def test_a_share_never_waits_for_the_rest_of_the_budget():
     budget = MemoryBudget(100)
     share = BudgetShare(budget, 25)
-    budget.force(100)  # frames that wait to be checked hold all of it
+    budget.overdraw(100)  # frames that wait to be checked hold all of it
     order = []
     share.draw(500, lambda: order.append("a"))
     share.draw(5, lambda: order.append("b"))
@@ -152,14 +152,14 @@ def test_who_finds_nothing_left_is_called_once_when_something_is():
     account, woken = budget.account("a"), []
     back, gone = (lambda: woken.append("back")), (lambda: woken.append("gone"))
     assert account.available(back)
-    budget.force(100)
+    budget.overdraw(100)
     assert not account.available(back) and not account.available(back), "the whole is used up"
     assert not account.available(gone)
     account.forget(gone)
     budget.release(1)
     budget.release(1)
     assert woken == ["back"]
-    account.force(60)
+    account.overdraw(60)
     budget.release(98)
     assert not account.available(back), "the account is"
     account.release(1)

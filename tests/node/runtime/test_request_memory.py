@@ -115,7 +115,7 @@ async def test_nothing_is_kept_between_requests_while_memory_is_short(lone):
     await lone.created("t")
     async with clients(lone, "127.0.0.1") as (client,):
         held = lone.node.parts.memory.in_flight.limit_bytes // 2 + 1
-        lone.node.parts.memory.in_flight.force(held)
+        lone.node.parts.memory.in_flight.overdraw(held)
         client.writer.write(frame(plain(900_000)))
         assert (await client.produced()).error_code == 0
         assert lone.node.parts.memory.in_flight.used_bytes == held, "at once, not when it is idle"
@@ -173,7 +173,7 @@ async def test_http_bodies_draw_on_the_budget(lone):
         )
         first.writer.write(head + bytes(500_000))
         await until(lambda: lone.node.parts.memory.in_flight.used_bytes >= 500_000 - UNDRAWN_BYTES)
-        lone.node.parts.memory.in_flight.force(lone.node.parts.memory.in_flight.limit_bytes)
+        lone.node.parts.memory.in_flight.overdraw(lone.node.parts.memory.in_flight.limit_bytes)
         second.writer.write(head + bytes(500_000))
         async with asyncio.timeout(PATIENCE_S):
             assert (await second.reader.readline()).startswith(b"HTTP/1.1 503")
@@ -183,7 +183,7 @@ async def test_http_bodies_draw_on_the_budget(lone):
 
 async def test_probes_and_metrics_are_answered_whatever_clients_hold(lone):
     """A liveness probe that hears 503 has its node killed, by whoever sends half of a request."""
-    lone.node.parts.memory.in_flight.force(lone.node.parts.memory.in_flight.limit_bytes)
+    lone.node.parts.memory.in_flight.overdraw(lone.node.parts.memory.in_flight.limit_bytes)
     for path in (b"/healthz", b"/readyz", b"/metrics"):
         async with clients(lone, "127.0.0.1") as (client,):
             client.writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -285,7 +285,7 @@ async def test_inflating_does_not_wait_for_the_frames_that_wait_for_it(lone):
     await lone.created("t")
     budget = lone.node.parts.memory.in_flight
     async with clients(lone, "127.0.0.1") as (client,):
-        budget.force(budget.limit_bytes)
+        budget.overdraw(budget.limit_bytes)
         client.writer.write(frame(bomb(Codec.ZSTD)))
         assert (await client.produced()).error_code == 0
         budget.release(budget.limit_bytes)

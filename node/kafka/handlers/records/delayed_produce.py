@@ -192,7 +192,7 @@ class DelayedProduce:
         elif self._reply is not None:
             batches = sum(len(results) for _, results in self._topics)
             self._held_bytes = WAITING_REQUEST_BYTES + WAITING_BATCH_BYTES * batches
-            self._connection.waiting_account.force(self._held_bytes)
+            self._connection.waiting_account.overdraw(self._held_bytes)
             loop = self._context.runtime.loop
             self._timer = loop.call_later(max(self.timeout_ms, 0) / 1000, self._expire)
 
@@ -374,7 +374,7 @@ class DelayedProduceRun(ResponseSlot):
             hosted.flush(ends[hosted], partial(self._flushed, hosted))
         if self._commits or self._flushes:
             self._held_bytes = WAITING_REQUEST_BYTES + WAITING_BATCH_BYTES * len(self.entries)
-            self._connection.waiting_account.force(self._held_bytes)
+            self._connection.waiting_account.overdraw(self._held_bytes)
             delay = max(self.timeout_ms, 0) / 1000
             self._timer = self._context.runtime.loop.call_later(delay, self._expire)
         elif self.segments is None:

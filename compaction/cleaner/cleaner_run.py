@@ -70,7 +70,7 @@ def run_pass(job: Job, disk: Disk, progress: Progress = no_progress) -> Result:
             if job.horizons_only:
                 raise
     strategy = resolve(job.config)
-    drawn = self_check.draw(job, disk, strategy)
+    drawn = self_check.sample_records(job, disk, strategy)
     keys = [record.key for record in drawn]
     surveyed = survey(job, disk, progress, previous, strategy=strategy, keys=keys)
     disk.reach("compaction.surveyed")

@@ -65,7 +65,7 @@ class KeyTracker:
         return KeyOffsets(sorted(ring), count <= RING)
 
 
-def joined(key: bytes, below: KeyTracker, above: KeyTracker) -> KeyOffsets | None:
+def merged_offsets(key: bytes, below: KeyTracker, above: KeyTracker) -> KeyOffsets | None:
     """What two watches noted of a key; all offsets of ``above`` lie above those of ``below``."""
     low, high = below.offsets_of(key), above.offsets_of(key)
     if low is None or high is None:

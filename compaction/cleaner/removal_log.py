@@ -149,7 +149,7 @@ def find(directory: str, disk: Disk, generation: Generation, suffix: str = "") -
     return paths[-1] if paths else None
 
 
-def explains(disk: Disk, known: str, followed: str) -> bool:
+def gives_reasons_of(disk: Disk, known: str, followed: str) -> bool:
     """Whether a file gives the reasons of a pass of which another only says that it was followed.
 
     Generations come again when generations begin anew; a pass's time does not.
@@ -238,7 +238,7 @@ class OffsetFate:
     generation: Generation | None = None
 
 
-def why(
+def explain_offset(
     offset: int,
     *,
     directory: str,

@@ -1,8 +1,8 @@
 """The check of a pass, before anything is put into place: sampled keys, and what became of them.
 
-:func:`draw` takes records of the log at random, straight from its files. While the survey scans
-the log it notes where the records of their keys are (``key_tracker.py``). Once the outputs are
-built, :func:`check` proves for each key, from the files alone:
+:func:`sample_records` takes records of the log at random, straight from its files. While the survey
+scans the log it notes where the records of their keys are (``key_tracker.py``). Once the outputs
+are built, :func:`check` proves for each key, from the files alone:
 
 - the scan saw the record that was drawn, and saw no record of another key or of an aborted
   transaction;
@@ -66,7 +66,7 @@ class CheckFailed(KeptError):
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledRecord:
     """A record that was drawn: where it is, and what it is about."""
 
     source: Source
@@ -97,14 +97,14 @@ def read_limit(source_bytes: int) -> int:
     return max(source_bytes // READ_SHARE, MIN_READ_BYTES)
 
 
-def draw(job: Job, disk: Disk, strategy: Strategy) -> list[Drawn]:
+def sample_records(job: Job, disk: Disk, strategy: Strategy) -> list[SampledRecord]:
     """Records of the log at random, by the job's random bytes; each key once."""
     sources = [s for s in job.sources if not job.horizons_only or s.base_offset in job.rewrite]
     wanted = wanted_keys(job.check_keys, job.source_bytes)
     seed = b"check" + (job.hash_key or str(job.generation).encode())
-    drawn: dict[bytes, Drawn] = {}
+    drawn: dict[bytes, SampledRecord] = {}
     draws = DRAWS_PER_KEY * wanted
-    for source, batch, offset in _drawn(job.directory, disk, sources, _Dice(seed), draws):
+    for source, batch, offset in _samples(job.directory, disk, sources, _Dice(seed), draws):
         if len(drawn) == wanted:
             break
         record = batch.find(offset)
@@ -112,11 +112,11 @@ def draw(job: Job, disk: Disk, strategy: Strategy) -> list[Drawn]:
             continue
         if not _aborted(batch.header, job.aborted):
             key = strategy.key(record)
-            drawn.setdefault(key, Drawn(source, offset, key))
+            drawn.setdefault(key, SampledRecord(source, offset, key))
     return list(drawn.values())
 
 
-def _drawn(
+def _samples(
     directory: str, disk: Disk, sources: Sequence[Source], dice: _Dice, draws: int
 ) -> Iterator[tuple[Source, Batch, int]]:
     """(source, batch, offset) of data records, each byte of the sources as likely as another."""
@@ -133,13 +133,13 @@ def _drawn(
             at -= source.size_bytes
         reader = readers.get(source.base_offset)
         if reader is None:
-            reader = readers[source.base_offset] = SegmentReader(disk, extent(directory, source))
+            reader = readers[source.base_offset] = SegmentReader(disk, extent_of(directory, source))
         batch = reader.at_position(source.start_bytes + at)
         if batch is not None and batch.columns.count and not batch.header.is_control:
             yield source, batch, batch.columns.offsets[dice.below(batch.columns.count)]
 
 
-def extent(directory: str, source: Source) -> Extent:
+def extent_of(directory: str, source: Source) -> Extent:
     """Where a source is."""
     return Extent(
         source.path(directory),
@@ -160,7 +160,7 @@ def _aborted(header: BatchHeader, aborted: Sequence[AbortedTxn]) -> bool:
 
 def check(
     job: Job,
-    drawn: Sequence[Drawn],
+    drawn: Sequence[SampledRecord],
     survey: Survey,
     built: Built,
     disk: Disk,
@@ -194,7 +194,7 @@ def check_followed(job: FollowJob, plan: SwapPlan, disk: Disk) -> int:
     name = f"{job.directory}: check of generation {job.manifest.generation}"
     wanted, limit = wanted_keys(job.check_keys, total), read_limit(total)
     checked = 0
-    for _, batch, offset in _drawn(job.directory, disk, chosen, _Dice(job.check_seed), wanted):
+    for _, batch, offset in _samples(job.directory, disk, chosen, _Dice(job.check_seed), wanted):
         record = batch.find(offset)
         stays = job.manifest.survives(offset)
         if record is None or stays is None:
@@ -242,7 +242,7 @@ class _Files:
         """The batch that an offset is in, as it was."""
         for source in self._sources:
             if source.base_offset <= offset < source.end_offset:
-                return self._read(extent(self._directory, source), offset)
+                return self._read(extent_of(self._directory, source), offset)
         return None
 
     def output(self, offset: int) -> Batch | None:
@@ -274,7 +274,7 @@ class _Judge:
     files: _Files
     name: str
 
-    def is_right(self, drawn: Drawn) -> bool:
+    def is_right(self, drawn: SampledRecord) -> bool:
         """False: too little is known of the key to tell. Raises CheckFailed."""
         if self.job.base or self.job.horizons_only or drawn.offset >= self.found.manifest.clean_to:
             return self._alone(drawn)
@@ -297,7 +297,7 @@ class _Judge:
                 self._fail(drawn, offset, why)
         return True
 
-    def _alone(self, drawn: Drawn) -> bool:
+    def _alone(self, drawn: SampledRecord) -> bool:
         """Nothing supersedes this record: it stays, unless it is a tombstone past its horizon."""
         record, header = self._read(drawn, drawn.offset)
         stays = self.job.base or not self._expired(record, header)
@@ -306,7 +306,9 @@ class _Judge:
         self._compare(drawn, drawn.offset, stays=stays, why="nothing supersedes it")
         return True
 
-    def _promised(self, drawn: Drawn, evidence: KeyOffsets) -> tuple[list[int], list[int]] | None:
+    def _promised(
+        self, drawn: SampledRecord, evidence: KeyOffsets
+    ) -> tuple[list[int], list[int]] | None:
         """(offsets that must be there, those that must not); None: not enough is known."""
         offsets, whole = evidence
         verdict = self._verdict(drawn, evidence)
@@ -327,7 +329,7 @@ class _Judge:
         kept = [offset for offset in kept if offset not in expired]
         return kept, [*expired, *gone[-GONE_CHECKED:]]
 
-    def _verdict(self, drawn: Drawn, evidence: KeyOffsets) -> Verdict | None:
+    def _verdict(self, drawn: SampledRecord, evidence: KeyOffsets) -> Verdict | None:
         """What the strategy says of a key's records."""
         offsets, whole = evidence
         if rules(self.strategy) is None:
@@ -349,7 +351,7 @@ class _Judge:
             strategy.reduce(state, drawn.key, self._read(drawn, offset)[0])
         return strategy.collect(state)[drawn.key]
 
-    def _read(self, drawn: Drawn, offset: int) -> tuple[Record, BatchHeader]:
+    def _read(self, drawn: SampledRecord, offset: int) -> tuple[Record, BatchHeader]:
         """A record that the scan saw, as it was before the pass."""
         batch = self.files.input(offset)
         record = None if batch is None else batch.find(offset)
@@ -367,14 +369,14 @@ class _Judge:
             return False
         return header.delete_horizon_ms <= self.job.now_ms
 
-    def _compare(self, drawn: Drawn, offset: int, *, stays: bool, why: str) -> None:
+    def _compare(self, drawn: SampledRecord, offset: int, *, stays: bool, why: str) -> None:
         record, header = self._read(drawn, offset)
         horizon_ms = _horizon_ms(header)
         problem = _compared(record, horizon_ms, self.files.output(offset), stays=stays)
         if problem is not None:
             self._fail(drawn, offset, f"{problem}; {why}")
 
-    def _fail(self, drawn: Drawn, offset: int, problem: str) -> NoReturn:
+    def _fail(self, drawn: SampledRecord, offset: int, problem: str) -> NoReturn:
         raise CheckFailed(
             f"{self.name}: {_said(drawn.key, offset, problem)}; nothing was changed: keep the "
             "files and report it, `kept compact retry` tries again"

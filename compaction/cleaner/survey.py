@@ -20,7 +20,7 @@ from typing import Final
 from pyroaring import BitMap
 
 from kept.compaction.cleaner.job import Job, Source
-from kept.compaction.cleaner.key_tracker import KeyOffsets, KeyTracker, joined
+from kept.compaction.cleaner.key_tracker import KeyOffsets, KeyTracker, merged_offsets
 from kept.compaction.cleaner.scan_stats import (
     AbortedIndex,
     Progress,
@@ -142,7 +142,7 @@ class _Surveyor:
             tuple(group.output for group in groups),
         )
         manifest.check_invariants()
-        noted = {key: joined(key, self.below, self.above) for key in self.above.keys}
+        noted = {key: merged_offsets(key, self.below, self.above) for key in self.above.keys}
         return Survey(
             manifest,
             groups,

@@ -140,7 +140,7 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def give_way() -> None:
+def lower_io_priority() -> None:
     """Read and write after others (Linux). The processor is shared by niceness: an idle-class
     process would starve on a machine that is always busy, and its log would never be cleaned.
 
@@ -156,7 +156,7 @@ def give_way() -> None:
         ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_LOWEST)
 
 
-def begin() -> bytes:
+def init_worker() -> bytes:
     """What every child of the node does first; returns the line that it is asked."""
     gc.set_threshold(*GC_THRESHOLDS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -169,12 +169,12 @@ def begin() -> bytes:
 
 def main() -> int:
     """Run the job on stdin; the exit code is 0 when its result was written."""
-    line = begin()
+    line = init_worker()
     if not line:
         return 3
     job = jobs.decode(line.decode())
     if not job.urgent:
-        give_way()
+        lower_io_priority()
     out = sys.stdout
     report_uncompiled(out)
     passes = 2 * job.source_bytes

@@ -120,7 +120,7 @@ def commit_files(
     path = layout.manifest_file(directory, *result.generation)
     manifest_read, plan = manifest.decode(path, disk.read(path + layout.TEMPORARY))
     known = removal_log.find(directory, disk, result.generation)
-    if known is not None and removal_log.explains(disk, known, removals + layout.TEMPORARY):
+    if known is not None and removal_log.gives_reasons_of(disk, known, removals + layout.TEMPORARY):
         disk.unlink(removals + layout.TEMPORARY)  # its maker died before anything was placed
     else:
         disk.rename(removals + layout.TEMPORARY, removals)

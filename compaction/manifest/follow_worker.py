@@ -22,8 +22,8 @@ from kept.compaction.cleaner.cleaner_run import Result, read_manifest
 from kept.compaction.cleaner.job import Source, config_fields, config_from
 from kept.compaction.cleaner.worker import (
     Throttle,
-    begin,
-    give_way,
+    init_worker,
+    lower_io_priority,
     report_uncompiled,
     write_message,
 )
@@ -128,11 +128,11 @@ def error_message(error: Exception) -> dict[str, Any]:
 
 def main() -> int:
     """Run the job on stdin; the exit code is 0 when its result was written."""
-    line = begin()
+    line = init_worker()
     if not line:
         return 3
     fields, disk = json.loads(line), Disk()
-    give_way()
+    lower_io_priority()
     out = sys.stdout
     report_uncompiled(out)
     try:

@@ -18,7 +18,7 @@ from kept.compaction.cleaner.cleaner_run import read_manifest
 from kept.compaction.cleaner.explain import KeyRecord, explain, life_of_key, removable_at_ms
 from kept.compaction.cleaner.job import INFLATE_LIMIT, Source, decode
 from kept.compaction.cleaner.scan_stats import whole_batches
-from kept.compaction.cleaner.worker import begin, error_message, give_way
+from kept.compaction.cleaner.worker import error_message, init_worker, lower_io_priority
 from kept.compaction.manifest import verify
 from kept.compaction.strategy import resolve
 from kept.storage.disk import Disk
@@ -82,10 +82,10 @@ def _search(
 def main() -> int:
     """Answer the question on stdin; the exit code is 0 when that went well."""
 
-    line = begin()
+    line = init_worker()
     if not line:
         return 3
-    give_way()
+    lower_io_priority()
     try:
         message: dict[str, Any] = {"result": run(json.loads(line))}
     except Exception as error:  # noqa: BLE001 - a strategy may raise anything

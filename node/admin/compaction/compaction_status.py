@@ -414,7 +414,7 @@ class CompactionView:
         }
 
         def find() -> removal_log.OffsetFate:
-            return removal_log.why(
+            return removal_log.explain_offset(
                 offset,
                 directory=log.directory,
                 disk=disk,

@@ -383,8 +383,8 @@ def test_a_hot_key_costs_no_more_memory(world, monkeypatch, name):
     from kept.compaction.cleaner import survey
 
     taken = []
-    real = survey.joined
-    monkeypatch.setattr(survey, "joined", lambda *a: taken.append(real(*a)) or taken[-1])
+    real = survey.merged_offsets
+    monkeypatch.setattr(survey, "merged_offsets", lambda *a: taken.append(real(*a)) or taken[-1])
     w = world(compaction_strategy=name, raw=STRATEGIES[name])
     for i in range(30):
         w.append(*((b"hot", b"%d" % (10 * i + j)) for j in range(10)))

@@ -162,7 +162,7 @@ def fates(w, offsets):
     path = f"{w.log.directory}/manifest-0-{w.state.applied.number}"
     found = manifest.decode(path, w.disk.read(path))[0]
     return [
-        removal_log.why(
+        removal_log.explain_offset(
             o,
             directory="/t-0",
             disk=w.disk,
@@ -213,7 +213,7 @@ def test_a_survivor_that_is_not_there_is_lost(world):
     w = cleaned(world)
     path = "/t-0/manifest-0-3"
     found = manifest.decode(path, w.disk.read(path))[0]
-    answer = removal_log.why(
+    answer = removal_log.explain_offset(
         6,
         directory="/t-0",
         disk=w.disk,
@@ -293,7 +293,7 @@ def test_journals_of_the_first_version_are_read_and_come_first(world):
     assert [i for i, _ in found] == [Generation(4, 9), Generation(3, 70), Generation(0, 1)]
     assert removal_log.decode("r", w.disk.read(found[1][1])) == old
     assert str(fates(w, [0])[0].generation) == "0.1"
-    answer = removal_log.why(
+    answer = removal_log.explain_offset(
         9,
         directory="/t-0",
         disk=w.disk,

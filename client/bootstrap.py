@@ -38,7 +38,7 @@ def read_security(path: str) -> Security:
         raise ConfigurationError(f"{path}: {error}") from error
 
 
-def who_else_reads(path: str) -> str:
+def other_readers(path: str) -> str:
     """Whom the mode of a file lets read it besides its owner: ``its group``, ``everybody``, or
     ``""``.
     """

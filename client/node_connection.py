@@ -138,7 +138,9 @@ class NodeConnection(asyncio.BufferedProtocol):
         return protocol
 
     @classmethod
-    async def over(cls, sock: socket.socket, *, where: str, client_id: str) -> NodeConnection:
+    async def from_socket(
+        cls, sock: socket.socket, *, where: str, client_id: str
+    ) -> NodeConnection:
         """Speak over a connected socket of the family AF_UNIX; ``where`` names its other end."""
         loop = asyncio.get_running_loop()
         _, protocol = await loop.create_unix_connection(lambda: cls(where, client_id), sock=sock)

@@ -275,7 +275,7 @@ class Sockets:
         that are decrypted already: it is read until there is no more.
         """
         assert one.socket is not None
-        room = self.core.room(one.number)
+        room = self.core.receive_buffer(one.number)
         chunks: list[bytes] = []
         count, ended = 0, False
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kept.client.admin.topics import Operation, together
+from kept.client.admin.topics import Operation, run_concurrently
 from kept.client.consume.leader_offsets import known_ends
 from kept.client.core.calls import Call, ToNode
 from kept.client.core.metadata import ClusterMetadata
@@ -29,7 +29,7 @@ def sample_partitions(
     """Where partitions with a leader end, and how large they are there. Each leader gets one
     request for the sizes, and one for each 500 ends.
     """
-    ends, sizes = yield from together(
+    ends, sizes = yield from run_concurrently(
         known_ends(view, partitions, patience_ms), _sizes(view, partitions, patience_ms)
     )
     return PartitionSample(ends, sizes)

@@ -106,7 +106,7 @@ def counts(topics: Iterable[TopicMetadata]) -> tuple[dict[int, int], dict[int, i
     return replicas, leaders
 
 
-def troubled(
+def find_unhealthy(
     topics: Mapping[str, TopicMetadata],
 ) -> tuple[list[TopicPartition], list[TopicPartition]]:
     """(under-replicated partitions, partitions without a leader)."""

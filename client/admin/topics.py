@@ -306,7 +306,7 @@ def log_sizes(topic: TopicMetadata, patience_ms: int | None = None) -> Operation
     }
 
 
-def together(*operations: Operation[Any]) -> Operation[list[Any]]:
+def run_concurrently(*operations: Operation[Any]) -> Operation[list[Any]]:
     """Operations side by side: the calls of all at once; their results. An error ends all."""
     results: list[Any] = [None] * len(operations)
     answers: dict[int, Any] = dict.fromkeys(range(len(operations)))

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from kept.client.admin.topics import Operation, log_sizes, together
+from kept.client.admin.topics import Operation, log_sizes, run_concurrently
 from kept.client.consume.fetch import partition_list
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.broker_errors import RetriableBrokerError, failure
@@ -262,7 +262,7 @@ def partition_states(
         wanted = {TopicPartition(topic.name, number): when for number in led}
         return _query(view, _offsets_query(wanted, patience_ms, optional=True))
 
-    starts, ends, sizes = yield from together(
+    starts, ends, sizes = yield from run_concurrently(
         offsets(EARLIEST), offsets(LATEST), log_sizes(topic, patience_ms)
     )
     by_partition = {}

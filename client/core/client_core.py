@@ -54,7 +54,7 @@ from kept.client.core.events import (
     Waiting,
 )
 from kept.client.core.leader_errors import offline_grace_ms, why_no_leader
-from kept.client.core.login import OwnRequest
+from kept.client.core.login import HandshakeRequest
 from kept.client.core.metadata import ClusterMetadata, Endpoint
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.messages import Values, decode_response, encode_request
@@ -142,10 +142,10 @@ class ClientCore:
         self._expire(now_ms, effects)
         return (*effects, *self._advance(now_ms))
 
-    def room(self, connection: int) -> memoryview | None:
+    def receive_buffer(self, connection: int) -> memoryview | None:
         """Where the rest of a large response goes, then say Filled; None: say Received."""
         one = self._connections.get(connection)
-        return None if one is None else one.incoming.room()
+        return None if one is None else one.incoming.receive_buffer()
 
     def abandon(self, calls: Sequence[Call]) -> None:
         """Nobody waits for these any more: what is not sent is not, and nothing is sent again."""
@@ -209,7 +209,7 @@ class ClientCore:
             if not connection.in_flight:
                 login = connection.begin_login(self.security, now_ms)
                 assert login is not None
-                self._send_own(connection, login, effects)
+                self._send_handshake(connection, login, effects)
             return False
         try:
             self._send(call, connection, now_ms, effects)
@@ -405,9 +405,11 @@ class ClientCore:
         connection = self._connections.get(number)
         if connection is not None:
             connection.established = True
-            self._send_own(connection, connection.request_versions(self.software), effects)
+            self._send_handshake(connection, connection.request_versions(self.software), effects)
 
-    def _send_own(self, connection: Connection, request: OwnRequest, effects: list[Effect]) -> None:
+    def _send_handshake(
+        self, connection: Connection, request: HandshakeRequest, effects: list[Effect]
+    ) -> None:
         """A request that the connection itself needs before it is ready."""
         correlation = self._correlation()
         connection.in_flight[correlation] = None
@@ -485,7 +487,7 @@ class ClientCore:
             _, response = decode_response(*request, frame)
             following = connection.login_answered(request[0], response, self._spread, now_ms)
         if following is not None:
-            self._send_own(connection, following, effects)
+            self._send_handshake(connection, following, effects)
         else:
             self._refused.clear()
 

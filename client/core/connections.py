@@ -9,7 +9,7 @@ from typing import Any, Final
 from kept.client.core.broker_errors import NoController, api_name, failure
 from kept.client.core.calls import Call, ToController
 from kept.client.core.events import Waiting
-from kept.client.core.login import Login, OwnRequest, renew_at_ms
+from kept.client.core.login import HandshakeRequest, Login, renew_at_ms
 from kept.client.core.metadata import Endpoint
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.frame_reader import FrameReader
@@ -119,15 +119,15 @@ class Connection:
         """When others are asked in its place, if nothing comes until then: ever more seldom."""
         return self.last_response_ms + (patience_ms << self.doubts)
 
-    def request_versions(self, software: tuple[str, str], newest: int = 32767) -> OwnRequest:
+    def request_versions(self, software: tuple[str, str], newest: int = 32767) -> HandshakeRequest:
         """ApiVersions, in our newest version up to ``newest``; ``software``: name and version."""
         self.requested_version = min(newest, max(versions(ApiKey.API_VERSIONS)))
         values = {"client_software_name": software[0], "client_software_version": software[1]}
-        return OwnRequest(ApiKey.API_VERSIONS, self.requested_version, values)
+        return HandshakeRequest(ApiKey.API_VERSIONS, self.requested_version, values)
 
     def versions_came(
         self, frame: bytes | memoryview, software: tuple[str, str]
-    ) -> OwnRequest | None:
+    ) -> HandshakeRequest | None:
         """The answer to ApiVersions; None when both sides know their versions now. KIP-511: an
         unknown version is answered in version 0 with error 35. Raises CorruptMessage.
         """
@@ -146,7 +146,7 @@ class Connection:
         self.versions = table
         return None
 
-    def begin_login(self, security: Security, now_ms: int) -> OwnRequest | None:
+    def begin_login(self, security: Security, now_ms: int) -> HandshakeRequest | None:
         """The first request of a login, the first one or another; None where none is wanted. Raises
         AuthenticationFailed.
         """
@@ -159,10 +159,10 @@ class Connection:
 
     def login_answered(
         self, api_key: int, response: Any, spread: float, now_ms: int
-    ) -> OwnRequest | None:
+    ) -> HandshakeRequest | None:
         """The next request of the login; None when it is done, and the connection ready."""
         assert self.login is not None
-        request = self.login.answered(api_key, response)
+        request = self.login.handle_response(api_key, response)
         if request is None:
             self.renew_at_ms = renew_at_ms(now_ms, self.login.lifetime_ms, spread)
             self.login, self.ready = None, True

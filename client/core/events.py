@@ -29,7 +29,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """So many bytes came into what :meth:`kept.client.core.client_core.ClientCore.room` gave."""
+    """So many bytes came into the buffer that
+    :meth:`kept.client.core.client_core.ClientCore.receive_buffer` gave.
+    """
 
     connection: int
     count: int

@@ -24,7 +24,7 @@ RENEWED_WITHIN: Final = 0.1
 """A session is renewed after 0.85 to 0.95 of its life, as by Java's clients."""
 
 
-class OwnRequest(NamedTuple):
+class HandshakeRequest(NamedTuple):
     """A request that a connection itself needs before others may use it."""
 
     api_key: ApiKey
@@ -43,15 +43,15 @@ class Login:
         self._table = table
         self._exchange: SaslClient | None = None
 
-    def begin(self) -> OwnRequest:
+    def begin(self) -> HandshakeRequest:
         """The first request. Raises AuthenticationFailed."""
         # Version 0 of the handshake is followed by messages without a frame.
         if self._version(ApiKey.SASL_HANDSHAKE) < 1 or self._version(ApiKey.SASL_AUTHENTICATE) < 0:
             raise AuthenticationFailed("its broker is too old: it has no SaslAuthenticate")
         values = {"mechanism": self._security.mechanism}
-        return OwnRequest(ApiKey.SASL_HANDSHAKE, 1, values)
+        return HandshakeRequest(ApiKey.SASL_HANDSHAKE, 1, values)
 
-    def answered(self, api_key: int, response: Any) -> OwnRequest | None:
+    def handle_response(self, api_key: int, response: Any) -> HandshakeRequest | None:
         """What follows a response: the next request, or None when the login is done. Raises
         AuthenticationFailed.
         """
@@ -79,9 +79,9 @@ class Login:
         self.lifetime_ms = 0 if lifetime is None else milliseconds(lifetime)
         return None
 
-    def _authenticate(self, token: bytes | None) -> OwnRequest:
+    def _authenticate(self, token: bytes | None) -> HandshakeRequest:
         version = self._version(ApiKey.SASL_AUTHENTICATE)
-        return OwnRequest(ApiKey.SASL_AUTHENTICATE, version, {"auth_bytes": token or b""})
+        return HandshakeRequest(ApiKey.SASL_AUTHENTICATE, version, {"auth_bytes": token or b""})
 
     def _step(self, challenge: bytes | None) -> bytes | None:
         try:

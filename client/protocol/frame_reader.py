@@ -1,8 +1,8 @@
 """What comes over one connection, put together to whole responses.
 
 Small ones are gathered in a buffer. A large one is received in place: its bytes go where
-:meth:`FrameReader.room` says, into memory that the next large one uses again. At 8 MiB a response
-that saves a third of what receiving costs; most of it is fresh pages.
+:meth:`FrameReader.receive_buffer` says, into memory that the next large one uses again. At 8 MiB a
+response that saves a third of what receiving costs; most of it is fresh pages.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class FrameReader:
         self._large = bytearray()
         self._filled = self._expected = 0
 
-    def room(self) -> memoryview | None:
+    def receive_buffer(self) -> memoryview | None:
         """Where the rest of a large response goes; None where bytes are to be taken."""
         if not self._expected:
             return None
         return memoryview(self._large)[self._filled : self._expected]
 
     def feed(self, data: bytes) -> None:
-        """Bytes came, and there was no room."""
+        """Bytes came, and there was no receive buffer."""
         self._buffer += data
 
     def fill(self, count: int) -> None:
-        """So many bytes came into the room."""
+        """So many bytes came into the receive buffer."""
         self._filled += count
 
     def next(self) -> bytes | memoryview | None:

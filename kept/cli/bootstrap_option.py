@@ -10,7 +10,7 @@ import click
 
 from kept.cli.completion import CONTEXT
 from kept.cli.context_file import DEFAULT_BOOTSTRAP, check_bootstrap, cluster_of
-from kept.client.bootstrap import Bootstrap, who_else_reads
+from kept.client.bootstrap import Bootstrap, other_readers
 
 _T = TypeVar("_T")
 
@@ -65,7 +65,7 @@ def _bootstrap_options() -> tuple[Callable[[Any], Any], ...]:
 def _warn_of_readers(target: Bootstrap) -> None:
     """Warns of a file with secrets that others may read."""
     file = target.command_config
-    if file and target.security.has_secrets and (who := who_else_reads(file)):
+    if file and target.security.has_secrets and (who := other_readers(file)):
         click.echo(f"kept: {file} holds secrets and {who} may read it: chmod 600 it", err=True)
 
 

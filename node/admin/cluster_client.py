@@ -258,7 +258,9 @@ class ClusterClient:
     async def _open(self, node_id: int) -> NodeConnection:
         if node_id == self.identity.node_id:
             here = await self.connect_here()
-            return await NodeConnection.over(here, where="this node", client_id=self.client_id)
+            return await NodeConnection.from_socket(
+                here, where="this node", client_id=self.client_id
+            )
         address = self.addresses.node_address(node_id)
         if address is None:
             raise NotReached(f"nobody knows where node {node_id} is")

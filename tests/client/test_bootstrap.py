@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kept.client.bootstrap import Bootstrap, read_security, who_else_reads
+from kept.client.bootstrap import Bootstrap, other_readers, read_security
 from kept.storage.errors import ConfigurationError
 
 
@@ -17,7 +17,7 @@ def test_who_else_reads_a_file(tmp_path, mode, who):
     file = tmp_path / "client.properties"
     file.touch()
     os.chmod(file, mode)
-    assert who_else_reads(str(file)) == who
+    assert other_readers(str(file)) == who
 
 
 def test_an_error_names_the_file(tmp_path):

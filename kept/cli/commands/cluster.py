@@ -80,7 +80,7 @@ def _status(client: Client) -> dict[str, Any]:
     replicas, leaders = reassignment_plan.counts(topics.values())
     internal = [topic for topic in topics.values() if topic.internal]
     internal_replicas, internal_leaders = reassignment_plan.counts(internal)
-    under, offline = reassignment_plan.troubled(topics)
+    under, offline = reassignment_plan.find_unhealthy(topics)
     reports = _node_reports(client)
     brokers = [broker for summary, _ in reports.values() for broker in summary["brokers"]]
     epochs = {broker["node_id"]: broker["epoch"] for broker in brokers}

@@ -10,9 +10,9 @@ from kept.client.admin.cluster import Member
 from kept.client.admin.reassignment_plan import (
     away_from,
     counts,
+    find_unhealthy,
     leaders_away_from,
     spread,
-    troubled,
 )
 from kept.client.core.metadata import PartitionMetadata, TopicMetadata
 from kept.storage.errors import InvalidReplicaAssignment
@@ -97,7 +97,7 @@ def test_what_lacks_a_leader_or_a_replica():
         "under": topic("under", (0, 1), isr=(0,)),
         "off": topic("off", (0, 1), isr=(0,), leader=-1),
     }
-    under, offline = troubled(topics)
+    under, offline = find_unhealthy(topics)
     assert under == [TopicPartition("under", 0)]
     assert offline == [TopicPartition("off", 0)]
     replicas, leaders = counts(topics.values())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kio.static.constants import EntityType
 
-from kept.client.admin.topics import together
+from kept.client.admin.topics import run_concurrently
 from kept.client.client import Client
 from kept.client.consume import leader_offsets as leaders
 from kept.client.consume.leader_offsets import MOST_PARTITIONS, OffsetAt
@@ -173,7 +173,7 @@ def test_operations_run_side_by_side_each_at_its_own_pace():
             said += yield [f"{name}{at}"] * (at + 1)
         return said
 
-    operation = together(steps("a", 2), steps("b", 0), steps("c", 1))
+    operation = run_concurrently(steps("a", 2), steps("b", 0), steps("c", 1))
     assert next(operation) == ["a0", "c0"]
     assert operation.send([1, 2]) == ["a1", "a1"]
     assert ended(operation, [3, 4]) == [[1, 3, 4], [], [2]]

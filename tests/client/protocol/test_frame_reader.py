@@ -23,7 +23,7 @@ def receive(incoming: FrameReader, stream: bytes, most: int, draw: random.Random
     found, at = [], 0
     while at < len(stream):
         piece = stream[at : at + draw.randint(1, most)]
-        room = incoming.room()
+        room = incoming.receive_buffer()
         if room is None:
             incoming.feed(piece)
         else:
@@ -52,7 +52,7 @@ def test_large_ones_share_their_memory() -> None:
     for frame in frames:
         incoming.feed(struct.pack(">i", len(frame)) + frame[:10])
         assert incoming.next() is None
-        room = incoming.room()
+        room = incoming.receive_buffer()
         assert room is not None and len(room) == len(frame) - 10
         places.add(id(room.obj))
         room[:] = frame[10:]

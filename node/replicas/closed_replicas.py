@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalDirectory
 
 
-class LeftClosed(dict[TopicPartition, Opening]):
+class ClosedReplicas(dict[TopicPartition, Opening]):
     """They, also those that are being tried again."""
 
     def __init__(self, open_replicas: Sized) -> None:
@@ -31,7 +31,7 @@ class LeftClosed(dict[TopicPartition, Opening]):
         """What threads open or create now, whether it was left closed before or not."""
 
     @property
-    def room(self) -> int:
+    def free_slots(self) -> int:
         """Replicas that may be opened beside those that are open, or being opened: a start that
         takes long is not over when the others are tried again.
         """
@@ -40,13 +40,13 @@ class LeftClosed(dict[TopicPartition, Opening]):
     def may_open(self) -> list[TopicPartition]:
         """Those that there are open files for now, and that no thread opens."""
         idle = (tp for tp, closed in self.items() if closed not in self.begun)
-        return list(islice(idle, self.room))
+        return list(islice(idle, self.free_slots))
 
     def within_limit(self, openings: list[Opening]) -> tuple[list[Opening], list[Opening], str]:
         """Those that the limit leaves room for (coordinators' first, then what no other node has);
         the others, which stay closed, as is said; and why.
         """
-        room = self.room
+        room = self.free_slots
         if len(openings) <= room:
             return openings, [], ""
         openings.sort(

@@ -123,7 +123,7 @@ class LogOpener:
         path = directory.log_path(opening.tp)
         alone = opening.record.replicas == (self._identity.node_id,)
         disk = self._runtime.disk
-        state, known = recover.before(path, disk, alone)
+        state, known = recover.before_opening(path, disk, alone)
         if state is not None and state.log_start:
             # What tells of it goes as the log is opened.
             directory.raise_log_start(opening.tp, state.log_start)
@@ -137,5 +137,5 @@ class LogOpener:
             producer_id_expiration_ms=self._config.current.producer_id_expiration_ms,
         )
         if state is not None:
-            state, known = recover.after(path, disk, state, alone, opened)
+            state, known = recover.after_opening(path, disk, state, alone, opened)
         return opened, state, known

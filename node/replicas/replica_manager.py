@@ -16,7 +16,7 @@ from kept.cluster.controller.heartbeats import ReplicaLog
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, ResourceType
 from kept.node.metadata.internal_topics import COORDINATED
-from kept.node.replicas.closed_replicas import LeftClosed
+from kept.node.replicas.closed_replicas import ClosedReplicas
 from kept.node.replicas.dirty_logs import DirtyLogs
 from kept.node.replicas.local_replica import LocalDirectory, LocalReplica, LocalTopic
 from kept.node.replicas.log_lifecycle import LogLifecycle
@@ -99,7 +99,7 @@ class ReplicaManager:
         self._open_files = open_files
         self._shutdown = shutdown
         self._damage_logged_until: dict[str, float] = {}
-        self.left_closed = LeftClosed(table.replicas)
+        self.left_closed = ClosedReplicas(table.replicas)
         self.roles = roles
         self.settings = ReplicaSettings(config, identity, table, quotas, roles)
         self._opener = LogOpener(runtime, config, identity)

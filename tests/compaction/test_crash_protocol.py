@@ -84,7 +84,7 @@ def anew(w, said) -> None:
 def start(w, disk):
     """A process after the crash; what it finds."""
     w.disk = disk
-    state, known = recover.before(w.path, disk, False)
+    state, known = recover.before_opening(w.path, disk, False)
     w.log = Log.open(
         w.path,
         w.log.topic_partition,
@@ -97,7 +97,7 @@ def start(w, disk):
         compacted_to=None if state is None or state.applied is None else state.end_offset,
     )
     if state is not None:
-        state, known = recover.after(w.path, disk, state, False, w.log)
+        state, known = recover.after_opening(w.path, disk, state, False, w.log)
     w.state = state or applying.CompactionState()
     return known
 

@@ -112,10 +112,10 @@ def follower(w) -> LocalReplica:
 
 def opened(w, disk):
     """What a start finds of manifests; ``w`` is the log as it was opened."""
-    state, known = recover.before("/t-0", disk, False)
+    state, known = recover.before_opening("/t-0", disk, False)
     if state is None:
         return state, known
-    return recover.after("/t-0", disk, state, False, w.log)
+    return recover.after_opening("/t-0", disk, state, False, w.log)
 
 
 def reopened(world, w, disk):

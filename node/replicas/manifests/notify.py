@@ -124,7 +124,7 @@ class ManifestNotifier:
         # One that was announced during the review may have been closed since.
         sent, now, lacking = self._open.setdefault(hosted, {}), self._runtime.loop.time(), False
         for replica, follower in core.followers.items():
-            if not lacks(core, replica, follower):
+            if not is_behind(core, replica, follower):
                 continue
             lacking = True
             if follower.broker_epoch == -1 or replica not in core.eligible:
@@ -164,7 +164,7 @@ class ManifestNotifier:
             log.debug("manifest news not sent", broker=broker, error=str(error))
 
 
-def lacks(core: PartitionCore, replica: int, follower: ReplicaProgress) -> bool:
+def is_behind(core: PartitionCore, replica: int, follower: ReplicaProgress) -> bool:
     """Whether a follower has not acknowledged what is offered, or not applied what is published, or
     is another process than the one that did.
     """

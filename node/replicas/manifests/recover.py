@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from kept.storage.log.log import Log
 
 
-def before(path: str, disk: Disk, alone: bool) -> tuple[CompactionState | None, ManifestStatus]:
+def before_opening(
+    path: str, disk: Disk, alone: bool
+) -> tuple[CompactionState | None, ManifestStatus]:
     """What compaction left in a log's directory. ``alone``: there are no other replicas.
 
     Raises DamagedData where a swap was under way and its plan cannot be read.
@@ -40,7 +42,7 @@ def before(path: str, disk: Disk, alone: bool) -> tuple[CompactionState | None, 
         return None, _lost(path, disk, alone)
 
 
-def after(
+def after_opening(
     path: str,
     disk: Disk,
     state: CompactionState,

@@ -25,12 +25,12 @@ from kept.node.replicas.manifests.retry import RetrySchedule
 from kept.node.replicas.manifests.status import (
     APPLY_MS,
     APPLY_PASSES,
-    awaited,
+    awaited_replicas,
     base_name,
+    generation_text,
     is_alone,
-    leads,
-    named,
     others_apply,
+    started_leading,
 )
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
@@ -131,7 +131,7 @@ class ReplicaManifests:
         new = core.role is not ManifestRole.LEADER or core.leader_epoch != record.leader_epoch
         if new:
             self._begin()
-        event = leads(
+        event = started_leading(
             self._context.metadata.image,
             self._partition,
             record,
@@ -266,7 +266,7 @@ class ReplicaManifests:
                 "manifest given up",
                 topic=tp.topic,
                 partition=tp.partition,
-                generation=named(ref),
+                generation=generation_text(ref),
                 error=str(error),
             )
         record = self._context.metadata.image.partition(tp.topic, tp.partition)
@@ -281,7 +281,7 @@ class ReplicaManifests:
         elif record is not None and record.isr != (self._context.identity.node_id,):
             self._resign(record, DAMAGED)
         else:
-            self.retry_schedule.failed("manifest not applied", named(ref), error)
+            self.retry_schedule.failed("manifest not applied", generation_text(ref), error)
 
     # What the core wants done.
 
@@ -313,8 +313,8 @@ class ReplicaManifests:
                 self._forget_applied(self._files.mark_lost)
             case ev.ReportMissing(ref, offset):
                 adopted = self._hosted.directory.directory.adopted
-                self.retry_schedule.missing(
-                    named(ref), offset, epoch=self.core.leader_epoch, adopted=adopted
+                self.retry_schedule.record_missing(
+                    generation_text(ref), offset, epoch=self.core.leader_epoch, adopted=adopted
                 )
                 self.schedule_pull()
             case ev.TruncateLog(offset):
@@ -438,7 +438,9 @@ class ReplicaManifests:
         if record is not None and record.isr != (self._context.identity.node_id,):
             self._resign(record, LACKS_A_RECORD)
         else:
-            self.retry_schedule.missing_everywhere(named(ref), offset, epoch=self.core.leader_epoch)
+            self.retry_schedule.record_missing_everywhere(
+                generation_text(ref), offset, epoch=self.core.leader_epoch
+            )
 
     def _stopped(
         self, work: ManifestWork, what: str, ref: ManifestRef | None, error: BaseException
@@ -455,7 +457,7 @@ class ReplicaManifests:
         self.renew = False
         self._hosted.compaction = state
         self._partition.applied_end = state.end_offset
-        self.retry_schedule.over()
+        self.retry_schedule.reset()
 
     # A base generation (rule 19).
 
@@ -486,7 +488,9 @@ class ReplicaManifests:
         """Why no pass may begin; None when one may."""
         core, partition = self.core, self._partition.core
         if core.may_compute:
-            return f"it waits for {awaited(partition)}" if partition.lacks_members else None
+            return (
+                f"it waits for {awaited_replicas(partition)}" if partition.lacks_members else None
+            )
         if self.retry_schedule.reason:
             return self.retry_schedule.reason
         if core.role is not ManifestRole.LEADER:
@@ -496,9 +500,12 @@ class ReplicaManifests:
         if core.making_base:
             return "the base generation after an unclean election is being made"
         if core.applying is not None:
-            return f"generation {named(core.applying)} is being applied"
+            return f"generation {generation_text(core.applying)} is being applied"
         newest = core.held if core.storing is None else core.storing.held
-        return f"generation {named(newest)} is not published yet: it waits for {awaited(partition)}"
+        return (
+            f"generation {generation_text(newest)} is not published yet: it waits for "
+            f"{awaited_replicas(partition)}"
+        )
 
     @property
     def pass_expected(self) -> bool:
@@ -582,14 +589,14 @@ class ReplicaManifests:
             return
         if self._closed:
             return
-        self.retry_schedule.failed(what, named(ref), error)
+        self.retry_schedule.failed(what, generation_text(ref), error)
 
     def retry(self) -> bool:
         """Try again what failed, without waiting any longer; False: nothing had."""
         retry_schedule = self.retry_schedule
         if not retry_schedule.count or self._closed:
             return False
-        retry_schedule.wait_no_longer()
+        retry_schedule.cancel()
         core = self.core
         if core.making_base and not self._works:
             effect = ev.CreateBaseGeneration(core.leader_epoch, core.replaces)
@@ -604,7 +611,7 @@ class ReplicaManifests:
     def abandon(self) -> None:
         """Nothing is begun any more; what is being put into place is finished or withdrawn."""
         self._closed = True
-        self.retry_schedule.over()
+        self.retry_schedule.reset()
         self._cancel_work()
         self._reject(NotLeaderOrFollower(f"{self._partition}: it is closed"))
 

@@ -59,7 +59,7 @@ class RetrySchedule:
             error=str(error) or type(error).__name__,
             failures=self.count,
         )
-        self.wait_no_longer()
+        self.cancel()
         if check_stopped(error):
             self.counters.checks_failed += 1
             return
@@ -67,7 +67,7 @@ class RetrySchedule:
         self.retry_at_ms = self.runtime.now_ms() + int(1000 * wait_s)
         self._timer = self.runtime.loop.call_later(wait_s, self.retry)
 
-    def missing(self, generation: str, offset: int, *, epoch: int, adopted: bool) -> None:
+    def record_missing(self, generation: str, offset: int, *, epoch: int, adopted: bool) -> None:
         """A record that a manifest lists is not here. ``adopted``: the directory was Kafka's.
 
         The log is cut before the manifest is tried again. That waits where the leader of this
@@ -76,7 +76,7 @@ class RetrySchedule:
         if not self._is_news(epoch, generation, offset):
             self.reason = f"{self._lacking(generation, offset)}; its leader does not send it"
             return
-        self.wait_no_longer()
+        self.cancel()
         (log.warning if adopted else log.error)(
             "a record that the leader has is missing here",
             topic=self.topic_partition.topic,
@@ -87,9 +87,9 @@ class RetrySchedule:
             "there and fetched again",
         )
 
-    def missing_everywhere(self, generation: str, offset: int, *, epoch: int) -> None:
-        """As :meth:`missing`, at a leader without another member of the ISR. It is tried on: the
-        record may come back.
+    def record_missing_everywhere(self, generation: str, offset: int, *, epoch: int) -> None:
+        """As :meth:`record_missing`, at a leader without another member of the ISR. It is tried on:
+        the record may come back.
         """
         self.reason = (
             f"{self._lacking(generation, offset)}; no other replica is in sync that might have it. "
@@ -112,15 +112,15 @@ class RetrySchedule:
         known, self._lacks = lacks == self._lacks, lacks
         return not known
 
-    def wait_no_longer(self) -> None:
-        """Nothing is tried by itself any more."""
+    def cancel(self) -> None:
+        """Try nothing by itself any more."""
         self.retry_at_ms = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def over(self) -> None:
+    def reset(self) -> None:
         """It succeeded, or nobody wants it any more."""
-        self.wait_no_longer()
+        self.cancel()
         self.reason, self.count = "", 0
         self._said = self._lacks = None

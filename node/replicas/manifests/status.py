@@ -40,7 +40,7 @@ class ManifestStatus(Struct, frozen=True):
     complete: bool = False
 
 
-def leads(
+def started_leading(
     image: Image, partition: Partition, record: PartitionRecord, core: ManifestCore, node_id: int
 ) -> ev.StartedLeading:
     """That this node leads. Where nothing was ever compacted an unclean leader has nothing to begin
@@ -68,7 +68,7 @@ def base_name(effect: ev.CreateBaseGeneration) -> Generation:
     return Generation(effect.leader_epoch, 0 if lost is None else lost.generation.number + 1)
 
 
-def awaited(core: PartitionCore) -> str:
+def awaited_replicas(core: PartitionCore) -> str:
     """Whom a pass waits for, or the publication of what one made."""
     if core.lacks_members and (core.awaits_members or core.all_published):
         minimum = core.effective_min_isr
@@ -91,6 +91,6 @@ def ref_of(manifest: Manifest) -> ManifestRef:
     return ManifestRef(manifest.generation, manifest.end_offset)
 
 
-def named(ref: ManifestRef | None) -> str:
+def generation_text(ref: ManifestRef | None) -> str:
     """A generation as it is shown: ``<leader epoch>.<generation>``."""
     return "none" if ref is None else str(ref.generation)

@@ -134,9 +134,9 @@ def test_until_the_base_is_in_place_a_start_knows_that_something_was_lost(damage
     lone.run(asyncio.sleep(0))
     assert hosted.manifests.retry()
     until(lone, lambda: core.has_offered)
-    state, known = recover.before(path, disk, False)
+    state, known = recover.before_opening(path, disk, False)
     assert hosted.partition.log.log_end_offset == 2
-    state, known = recover.after(path, disk, state, False, hosted.partition.log)
+    state, known = recover.after_opening(path, disk, state, False, hosted.partition.log)
     assert known.held == known.applied == core.held and not known.lost
 
 
@@ -175,12 +175,14 @@ def test_a_log_that_ends_below_its_manifest_relies_on_none(damaged, alone):
     )
     until(lone, lambda: core.has_offered)
     opened, end = opened_to(core.held.end_offset, hosted), core.held.end_offset
-    state, _ = recover.before(path, disk, alone)
-    assert recover.after(path, disk, state, alone, opened)[1].applied == core.applied
-    state, known = recover.after(path, disk, state, alone, opened_to(end - 1, hosted))
+    state, _ = recover.before_opening(path, disk, alone)
+    assert recover.after_opening(path, disk, state, alone, opened)[1].applied == core.applied
+    state, known = recover.after_opening(path, disk, state, alone, opened_to(end - 1, hosted))
     assert state is None and known == ManifestStatus(lost=not alone)
-    state, found = recover.before(path, disk, alone)
-    assert (found if state is None else recover.after(path, disk, state, alone, opened)[1]) == known
+    state, found = recover.before_opening(path, disk, alone)
+    assert (
+        found if state is None else recover.after_opening(path, disk, state, alone, opened)[1]
+    ) == known
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -205,10 +207,10 @@ def test_what_was_given_up_is_no_damage_at_the_next_start(damaged, monkeypatch, 
 
     def start():
         said.clear()
-        state, found = recover.before(path, disk, alone)
+        state, found = recover.before_opening(path, disk, alone)
         if state is None:
             return found
-        return recover.after(path, disk, state, alone, opened)[1]
+        return recover.after_opening(path, disk, state, alone, opened)[1]
 
     manifest_store.mark_lost(path, disk)
     for _ in range(2):

@@ -42,7 +42,7 @@ def disk() -> SimulatedDisk:
 
 
 def test_a_log_that_was_never_compacted_has_lost_nothing(disk):
-    assert recover.before(PATH, disk, alone=False) == (None, ManifestStatus())
+    assert recover.before_opening(PATH, disk, alone=False) == (None, ManifestStatus())
     assert not ManifestStatus().lost
 
 
@@ -58,9 +58,9 @@ def test_a_plan_that_cannot_be_read_is_needed_only_where_a_swap_was_under_way(
     if swapping:
         disk.write_atomic(f"{PATH}/{0:020}.log{layout.SWAP}", b"")
         with pytest.raises(DamagedData):
-            recover.before(PATH, disk, alone=False)
+            recover.before_opening(PATH, disk, alone=False)
     else:
-        assert recover.before(PATH, disk, alone=False) == (None, ManifestStatus(lost=True))
+        assert recover.before_opening(PATH, disk, alone=False) == (None, ManifestStatus(lost=True))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_is_applied_or_held_counts_up_to_the_logs_end(disk, monkeypatch, fo
     monkeypatch.setattr(manifest_store, "remove_applied", lambda *given: marked.append(given[2]))
     monkeypatch.setattr(manifest_store, "read_manifest", lambda *_: body(applied))
     monkeypatch.setattr(manifest_store, "load", lambda *_: held)
-    left, status = recover.after(PATH, disk, state, False, opened(log_end))
+    left, status = recover.after_opening(PATH, disk, state, False, opened(log_end))
     assert status == (ManifestStatus(lost=True) if lost else ManifestStatus(held, applied))
     assert left is (None if lost or applied is None else state)
     assert marked == ([] if applied is None else [applied.generation])
@@ -101,7 +101,7 @@ def test_whether_the_log_is_complete_is_known_of_what_is_held_and_not_applied(
     monkeypatch.setattr(manifest_store, "read_manifest", lambda *_: body(applied))
     monkeypatch.setattr(manifest_store, "load", lambda *_: NEW)
     monkeypatch.setattr(manifest_store, "is_complete", lambda *_: True)
-    _, status = recover.after(PATH, disk, state, False, opened(log_end))
+    _, status = recover.after_opening(PATH, disk, state, False, opened(log_end))
     assert status.complete is complete
 
 
@@ -129,7 +129,7 @@ def test_a_segment_that_was_cut_since_it_was_compacted_is_noticed(
     monkeypatch.setattr(manifest_store, "remove_applied", lambda *_: None)
     monkeypatch.setattr(manifest_store, "read_manifest", lambda *_: body(OLD, *outputs))
     monkeypatch.setattr(manifest_store, "load", lambda *_: OLD)
-    left, status = recover.after(PATH, disk, state, False, opened(100, sizes))
+    left, status = recover.after_opening(PATH, disk, state, False, opened(100, sizes))
     said = capsys.readouterr().err
     if wrong is None:
         assert left is state and status == ManifestStatus(OLD, OLD) and not said
@@ -152,7 +152,7 @@ def test_a_cut_of_the_log_is_no_damage_of_what_was_compacted(disk, monkeypatch, 
     monkeypatch.setattr(manifest_store, "read_manifest", lambda *_: body(OLD, *outputs))
     monkeypatch.setattr(manifest_store, "load", lambda *_: OLD)
     sizes = {0: 500, 40: 100} if log_end > 40 else {0: 500}
-    left, status = recover.after(PATH, disk, state, False, opened(log_end, sizes))
+    left, status = recover.after_opening(PATH, disk, state, False, opened(log_end, sizes))
     said = capsys.readouterr().err
     assert left is None and status == ManifestStatus(lost=True)
     assert "log ends below its manifest" in said and "level=error" not in said
@@ -172,7 +172,7 @@ def test_what_is_missing_below_the_log_start_is_lost_to_nobody(
     monkeypatch.setattr(manifest_store, "load", lambda *_: OLD)
     monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
     log = opened(100, {0: 300, 30: 300, 40: 0}, start)
-    left, status = recover.after(PATH, disk, state, False, log)
+    left, status = recover.after_opening(PATH, disk, state, False, log)
     said = capsys.readouterr().err
     if lost is None:
         assert left is state and status == ManifestStatus(OLD, OLD) and not said

@@ -58,10 +58,10 @@ class WrittenRetrySchedule(RetrySchedule):
     def failed(self, what: str, generation: str, error: BaseException) -> None:
         self.calls.append(("failed", what, generation))
 
-    def over(self) -> None:
-        self.calls.append("over")
+    def reset(self) -> None:
+        self.calls.append("reset")
 
-    def wait_no_longer(self) -> None:
+    def cancel(self) -> None:
         self.calls.append("no wait")
 
 
@@ -275,7 +275,7 @@ def test_work_that_waits_for_other_logs_keeps_no_cut_and_no_end_waiting(
                 cancel()
                 async with asyncio.timeout(60):
                     await replica._tasks.finish()
-                assert [call for call in calls if call != "over"] == ended, "it has not failed"
+                assert [call for call in calls if call != "reset"] == ended, "it has not failed"
                 assert not replica._works and not files._turn.locked()
                 calls.clear()
         assert not replica._context.appliers.locked()
@@ -417,7 +417,7 @@ def test_who_leads_and_cannot_read_what_it_held_resigns(
 ) -> None:
     change(replica.core, role=ManifestRole.LEADER, **core)
     event = ev.StartedLeading(3, False, alone)
-    monkeypatch.setattr(shell, "leads", lambda *_: event)
+    monkeypatch.setattr(shell, "started_leading", lambda *_: event)
     replica.lead(record((1,) if alone else (1, 2)))
     assert calls == [event, *[(name,) for name in expected]]
 
@@ -700,7 +700,7 @@ def test_a_lone_leader_that_lacks_a_survivor_says_once_what_to_do(replica, capsy
     assert "topic=orders partition=0 offset=17 generation=1.5" in warning
     assert retry.REMEDY in warning
     assert said.count("level=error") == 1 and said.count("failures=12") == 1
-    schedule.over()
+    schedule.reset()
     assert schedule.reason == ""
 
 

@@ -12,10 +12,10 @@ from kept.node.replicas.manifests import status
 from kept.node.replicas.manifests.retry import RetrySchedule
 from kept.node.replicas.manifests.status import (
     base_name,
+    generation_text,
     is_alone,
-    leads,
-    named,
     others_apply,
+    started_leading,
 )
 from kept.replication import manifests_events as ev
 from kept.replication.manifests import ManifestCore
@@ -59,7 +59,7 @@ def test_each_failure_waits_twice_as_long_up_to_five_minutes() -> None:
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, *[300] * 21]
     clock.loop.timers[-1].function()
     assert clock.retries == 1
-    clock.retry_schedule.over()
+    clock.retry_schedule.reset()
     assert (clock.loop.waits, clock.retry_schedule.retry_at_ms) == ([], None)
     assert (clock.retry_schedule.count, clock.retry_schedule.reason) == (0, "")
     clock.retry_schedule.failed("x", "1.5", ValueError())
@@ -81,7 +81,7 @@ def test_what_a_check_stopped_waits_for_somebody(monkeypatch) -> None:
 
 @pytest.mark.parametrize("adopted", [True, False])
 def test_a_missing_record_is_an_error_unless_kafka_compacted_here(adopted, capfd) -> None:
-    Clock().retry_schedule.missing("1.5", 42, epoch=1, adopted=adopted)
+    Clock().retry_schedule.record_missing("1.5", 42, epoch=1, adopted=adopted)
     said = capfd.readouterr().err
     assert ("level=warning" in said, "level=error" in said) == (adopted, not adopted)
     assert "offset=42" in said and "generation=1.5" in said
@@ -90,7 +90,7 @@ def test_a_missing_record_is_an_error_unless_kafka_compacted_here(adopted, capfd
 
 
 def test_names_of_generations() -> None:
-    assert (named(None), named(REF)) == ("none", "3.7")
+    assert (generation_text(None), generation_text(REF)) == ("none", "3.7")
     assert base_name(ev.CreateBaseGeneration(9, None)) == (9, 0)
     assert base_name(ev.CreateBaseGeneration(9, REF)) == (9, 8)
 
@@ -133,4 +133,4 @@ def test_only_what_was_ever_compacted_begins_anew_after_an_unclean_election(
     partition.log.update_config(config)
     core = ManifestCore(1, held=REF if why == "held" else None, lost=why == "lost")
     expected = ev.StartedLeading(4, unclean and why != "", isr == (1,))
-    assert leads(Image(), partition, record(isr, 4, unclean=unclean), core, 1) == expected
+    assert started_leading(Image(), partition, record(isr, 4, unclean=unclean), core, 1) == expected

@@ -74,7 +74,7 @@ class ClientUsage:
 
     # What is held back.
 
-    def over(self, kind: QuotaKind) -> tuple[int, QuotaKind]:
+    def throttle_delay(self, kind: QuotaKind) -> tuple[int, QuotaKind]:
         """ms until no rate that a request of a kind draws on is exceeded, and which one is."""
         now_ms = monotonic_ms()
         view = self._view(now_ms)
@@ -87,11 +87,11 @@ class ClientUsage:
 
     def is_over(self, kind: QuotaKind) -> bool:
         """Whether a request of a kind would have to wait now."""
-        return self.over(kind)[0] > 0
+        return self.throttle_delay(kind)[0] > 0
 
     def holds_back(self, kind: QuotaKind, interval_s: float) -> bool:
         """The same for what is done again and again, ``interval_s`` apart: it is left out now."""
-        delay_ms, of = self.over(kind)
+        delay_ms, of = self.throttle_delay(kind)
         if delay_ms:
             assert self._counters is not None
             self._counters.throttled(of, min(delay_ms, int(1000 * interval_s)))
@@ -102,7 +102,7 @@ class ClientUsage:
         where quotas change meanwhile. Raises ThrottlingQuotaExceeded at once where that takes
         longer than ``patience_s``.
         """
-        delay_ms, of = self.over(kind)
+        delay_ms, of = self.throttle_delay(kind)
         if not delay_ms:
             return
         assert self._counters is not None
@@ -118,7 +118,7 @@ class ClientUsage:
             pause_ms = min(delay_ms, PAUSE_MS)
             self._counters.throttled(of, pause_ms)
             await asyncio.sleep(pause_ms / 1000)
-            still_ms, of = self.over(kind)
+            still_ms, of = self.throttle_delay(kind)
             delay_ms = min(still_ms, end_ms - monotonic_ms())
 
     # What is used.

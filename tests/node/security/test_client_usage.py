@@ -93,7 +93,7 @@ def test_bytes_over_a_rate_hold_back_what_draws_on_it_and_nothing_else() -> None
     usage, counters = usage_of(producer_byte_rate=100.0)
     assert not usage.is_over("produce")
     usage.produced(1500)
-    delay_ms, kind = usage.over("produce")
+    delay_ms, kind = usage.throttle_delay("produce")
     assert kind == "produce" and delay_ms == 5_000, "(150 - 100) / 100 * 10 s"
     assert not usage.is_over("fetch") and not usage.is_over("request")
     with pytest.raises(
@@ -111,7 +111,7 @@ def test_who_waits_long_goes_on_soon_after_the_quota_is_taken_back() -> None:
     quotas.replace({entity({USER: "ada"}): {"consumer_byte_rate": 1.0}})
     usage = ClientUsage(quotas, counters, "User:ada", GRPC_CLIENT_ID)
     usage.consumed(10**9)
-    assert usage.over("fetch")[0] > 10**9
+    assert usage.throttle_delay("fetch")[0] > 10**9
 
     async def scene() -> None:
         waits = asyncio.create_task(usage.admit("fetch"))
@@ -127,7 +127,7 @@ def test_a_fetch_brings_what_the_window_holds_at_most() -> None:
     usage, _ = usage_of(consumer_byte_rate=100.0)
     assert usage.most_fetched(1 << 20) == 1000 and usage.most_fetched(10) == 10
     usage.consumed(2000)
-    assert usage.over("fetch")[1] == "fetch" and not usage.is_over("produce")
+    assert usage.throttle_delay("fetch")[1] == "fetch" and not usage.is_over("produce")
     assert UNMETERED.most_fetched(1 << 20) == 1 << 20
 
 
@@ -150,7 +150,7 @@ def test_the_time_that_work_takes_of_the_loop_is_used_and_its_waiting_is_not(
         assert await usage.run(waits()) == "done" and not usage.is_over("request")
         await usage.run(works())
         assert usage.is_over("request") and usage.is_over("fetch")
-        assert usage.over("produce")[0] <= 1000, "one sample at most"
+        assert usage.throttle_delay("produce")[0] <= 1000, "one sample at most"
 
     asyncio.run(scene())
 

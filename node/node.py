@@ -56,7 +56,7 @@ class Node:
         try:
             for listener in parts.all_listeners:
                 listener.bind()
-                parts.addresses.bound(listener.name, listener.port)
+                parts.addresses.set_port(listener.name, listener.port)
             self._open_metadata()
             parts.tls_reload.start()
             parts.logins.tokens.start()

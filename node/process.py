@@ -163,7 +163,9 @@ def out_of_reach(config: NodeConfig, pid: int) -> tuple[str, str] | None:
 def ready_line(node: Node) -> str:
     """What ``kept serve`` prints when clients may come."""
     config = node.config
-    host, port = node.parts.addresses.own(config.listeners[0].name if config.listeners else "")
+    host, port = node.parts.addresses.own_address(
+        config.listeners[0].name if config.listeners else ""
+    )
     where = f"{host}:{port}"
     if not config.is_broker:
         what = f"kept {kept.__version__} controller {config.node_id}"

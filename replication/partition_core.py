@@ -128,7 +128,7 @@ class PartitionCore:
         """Take one event; returns what the shell must do, in order."""
         match event:
             case BecameLeader():
-                return self.elected(event, now_ms)
+                return self.become_leader(event, now_ms)
             case Appended():
                 return self.appended(event.log_end_offset)
             case FollowerFetched():
@@ -198,7 +198,7 @@ class PartitionCore:
 
     # Leadership.
 
-    def elected(self, event: BecameLeader, now_ms: int) -> Effects:
+    def become_leader(self, event: BecameLeader, now_ms: int) -> Effects:
         """Begin a term (or a new one right after the last)."""
         if event.leader_epoch < self.leader_epoch:
             raise InvariantViolation(f"leader epoch {event.leader_epoch} after {self.leader_epoch}")
@@ -307,7 +307,7 @@ class PartitionCore:
         )
 
     @property
-    def lacking(self) -> tuple[int, ...]:
+    def unacknowledged_replicas(self) -> tuple[int, ...]:
         """Replicas that have not acknowledged what is offered, though its publication waits."""
         return tuple(
             replica

@@ -288,7 +288,7 @@ class Replica:
         log = self.log
         log.preparation = None
         log.leader_epochs.assign(leader_epoch, log.log_end_offset)
-        effects = core.elected(
+        effects = core.become_leader(
             BecameLeader(
                 leader_epoch,
                 partition_epoch,

@@ -52,7 +52,7 @@ class TopicLookup:
         """The node that leads a partition of the cluster; -1 where nobody does."""
         return self.metadata.image.topics[tp.topic].partitions[tp.partition].leader
 
-    def here(self) -> list[TopicPartition]:
+    def local_partitions(self) -> list[TopicPartition]:
         """The partitions that are open on this node, in order."""
         return sorted(self.table.partitions)
 

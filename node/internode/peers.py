@@ -153,7 +153,7 @@ class Peers:
         else:
             transport.abort()
 
-    def greeted(self, other: Hello) -> Hello:
+    def respond_to_hello(self, other: Hello) -> Hello:
         """The Hello that answers another one; it says why the other is refused, if it is."""
         why = refusal(self.hello(), other)
         if why:

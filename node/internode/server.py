@@ -121,7 +121,7 @@ class _Greeting(asyncio.Protocol):
         if frames is None:
             return
         hello, end = frames
-        reply = self._peers.greeted(hello)
+        reply = self._peers.respond_to_hello(hello)
         self._transport.write(packed(reply))
         if reply.refusal:
             self._transport.close()

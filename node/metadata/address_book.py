@@ -1,7 +1,8 @@
 """Where this node and the others are reached, by listener.
 
 Three sources say it: what the settings advertise, what brokers registered, and where the voters of
-the metadata log are. A listener on port 0 has its port once it is bound (:meth:`bound`).
+the metadata log are. A listener on port 0 has its port once it is bound
+(:meth:`AddressBook.set_port`).
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ class AddressBook:
         self._metadata = metadata
         self._ports: dict[str, int] = {}
 
-    def bound(self, listener_name: str, port: int) -> None:
+    def set_port(self, listener_name: str, port: int) -> None:
         """A listener of this node has its port."""
         self._ports[listener_name] = port
 
-    def own(self, listener_name: str) -> Address:
+    def own_address(self, listener_name: str) -> Address:
         """Where clients of a listener reach this node: by the first one for a name it does not
         have, and a controller alone by the listener between nodes.
         """
@@ -46,7 +47,7 @@ class AddressBook:
             if listener.name == listener_name:
                 return advertised.host, advertised.port or self._ports[listener.name]
         if config.listeners:
-            return self.own(config.listeners[0].name)
+            return self.own_address(config.listeners[0].name)
         between = self.own_node_address()
         assert between is not None, "a controller alone listens to other nodes"
         return between
@@ -67,7 +68,7 @@ class AddressBook:
         """What this broker registers."""
         config = self._config.current
         endpoints = [
-            Endpoint(listener.name, listener.protocol, *self.own(listener.name))
+            Endpoint(listener.name, listener.protocol, *self.own_address(listener.name))
             for listener in config.listeners
         ]
         advertised, address = config.advertised_node_listener, self.own_node_address()
@@ -98,7 +99,7 @@ class AddressBook:
         it did not, or has no such listener.
         """
         if broker_id == self._config.current.node_id:
-            return self.own(listener_name)
+            return self.own_address(listener_name)
         broker = self._metadata.image.brokers.get(broker_id)
         endpoint = None if broker is None else broker.endpoint(listener_name)
         return None if endpoint is None else (endpoint.host, endpoint.port)

@@ -120,7 +120,7 @@ class ClusterLink:
         node_id, disk = self._identity.node_id, self._runtime.disk
         directory_ids.remember_cluster(disk, config.metadata_log_dir, node_id, known)
         vote = {voter.node_id for voter in member.voters}
-        await quorum_check.compare(self._peers, known, config.controller_quorum_voters, vote)
+        await quorum_check.check_voters(self._peers, known, config.controller_quorum_voters, vote)
         return known
 
     async def register(self, registration: RegisterRequest) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kept.node.internode.peers import Peers
 
 
-async def compare(
+async def check_voters(
     peers: Peers, cluster_id: str, listed: tuple[ConfiguredVoter, ...], vote: set[int]
 ) -> None:
     """Say so where the list is not ``vote``, the ids of those who vote. Raises ConfigurationError

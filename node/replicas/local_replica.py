@@ -231,7 +231,7 @@ class LocalTopic:
         self.bytes_out = 0
         """Bytes of records that this node sent to consumers."""
 
-    def absent(self, index: int) -> KeptError:
+    def not_served_error(self, index: int) -> KeptError:
         """Why a partition is not served."""
         place = TopicPartition(self.name, index).place
         if index in self.offline:

@@ -187,7 +187,7 @@ class ReplicaManager:
         opened, closed, why = self.left_closed.within_limit(openings)
         for opening in closed:
             self._unavailable(opening.tp, why)
-            self.roles.lost(opening.tp, opening.record)
+            self.roles.replica_offline(opening.tp, opening.record)
         if closed:
             self.log_lifecycle.retry_later()
         return opened
@@ -256,7 +256,7 @@ class ReplicaManager:
             topic, record = wanted
             closed = self.left_closed.get(tp)
             if closed is None and tp.partition in topic.offline:
-                self.roles.lost(tp, record)
+                self.roles.replica_offline(tp, record)
                 continue
             if tp.topic not in configs:
                 configs[tp.topic] = self.settings.config_for(self.image, tp.topic)
@@ -277,7 +277,7 @@ class ReplicaManager:
 
     def _put_back(self, opening: Opening) -> bool:
         """Open the log that was set aside, if there is one."""
-        stray = self.strays.wanted((opening.topic_id, opening.tp.partition))
+        stray = self.strays.pop_wanted((opening.topic_id, opening.tp.partition))
         if stray is None:
             return False
         opening.directory, opening.stray, opening.exists = stray.directory, stray.name, True
@@ -311,7 +311,7 @@ class ReplicaManager:
                         opening.config = self.settings.config_for(self.image, opening.tp.topic)
                     self._host(opening, wanted[1], *outcome)
                 await pace.checkpoint()
-        await self.roles.elected()
+        await self.roles.await_elections()
 
     def _not_wanted(self, opening: Opening, outcome: Opened | Exception) -> None:
         """Its topic was deleted, or its replica moved away, while the log was made."""
@@ -337,7 +337,7 @@ class ReplicaManager:
             return
         is_news = self._table.by_name[tp.topic.encode()].offline.get(tp.partition) != why
         self._unavailable(tp, why)
-        self.roles.lost(tp, record)
+        self.roles.replica_offline(tp, record)
         if not isinstance(error, KeptError):
             log.exception("partition offline", error, topic=tp.topic)
         elif is_news:
@@ -433,7 +433,7 @@ class ReplicaManager:
         elif me not in record.replicas:
             self._remove(topic, tp)
         elif tp.partition in topic.offline:
-            self.roles.lost(tp, record)
+            self.roles.replica_offline(tp, record)
         else:
             moved = before is not None and before.leader != me == record.leader
             self.log_lifecycle.create(tp, index, leads=moved)
@@ -591,7 +591,7 @@ class ReplicaManager:
             self._gone(tp, error)
             hosted.manifests.abandon()
             hosted.partition.mark_offline(directory.offline)
-            self.roles.lost(tp, self._metadata.image.partition(tp.topic, tp.partition))
+            self.roles.replica_offline(tp, self._metadata.image.partition(tp.topic, tp.partition))
         not_open = self._table.directory_failed(directory)
         for tp in (*self.left_closed.directory_failed(directory), *not_open):
             self._unavailable(tp, why)

@@ -44,7 +44,7 @@ class ReplicaTable:
             return partition
         topic = self.by_name.get(tp.topic.encode())
         if topic is not None:
-            raise topic.absent(tp.partition)
+            raise topic.not_served_error(tp.partition)
         raise no_topic(tp.topic)
 
     def is_offline(self, topic: str, partition: int) -> bool:

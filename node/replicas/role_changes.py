@@ -95,7 +95,7 @@ class RoleChanges:
         if not self.serving:
             return
         if partition.offline is not None:
-            self.lost(tp, record)
+            self.replica_offline(tp, record)
             return
         if self.suspended:
             partition.suspend()
@@ -114,7 +114,7 @@ class RoleChanges:
             self._table.fail(tp, hosted.directory, why)
             hosted.manifests.abandon()
             partition.mark_offline(why)
-            self.lost(tp, record)
+            self.replica_offline(tp, record)
 
     def _await_later_epoch(self, hosted: LocalReplica, record: PartitionRecord) -> None:
         """Lead once the controller has given the partition an epoch above that of the log."""
@@ -208,7 +208,7 @@ class RoleChanges:
         """Whether it is throttled as a follower may have changed."""
         self._fetchers.throttle(hosted)
 
-    def lost(self, tp: TopicPartition, record: PartitionRecord | None) -> None:
+    def replica_offline(self, tp: TopicPartition, record: PartitionRecord | None) -> None:
         """A replica here is offline: fetch it no more, leave its ISR, let another one lead."""
         if not self.serving or record is None:
             return
@@ -222,7 +222,7 @@ class RoleChanges:
         """
         hosted = self._table.replicas.get(tp)
         if hosted is None or hosted.partition.offline is not None:
-            self.lost(tp, record)
+            self.replica_offline(tp, record)
         elif self.serving and record is not None and record.leader == self._identity.node_id:
             hosted.manifests.resign_if_lost(record)
 
@@ -231,7 +231,7 @@ class RoleChanges:
         self._stop_following(hosted)
         hosted.partition.resign()
 
-    async def elected(self) -> None:
+    async def await_elections(self) -> None:
         """Wait until the epochs of all partitions are durable."""
         while self._electing:
             await asyncio.wait(set(self._electing))
@@ -250,7 +250,9 @@ class RoleChanges:
                 hosted.partition.resume()
         for topic in self._table.by_name.values():
             for number in topic.offline:
-                self.lost(TopicPartition(topic.name, number), image.partition(topic.name, number))
+                self.replica_offline(
+                    TopicPartition(topic.name, number), image.partition(topic.name, number)
+                )
         self.announce(image)
 
     def announce(self, image: Image) -> None:

@@ -81,7 +81,7 @@ class StrayLogs:
         except MachineError as error:
             self._failures.fail(directory, error)
 
-    def wanted(self, key: ReplicaKey) -> Stray | None:
+    def pop_wanted(self, key: ReplicaKey) -> Stray | None:
         """The log of a replica that the image wants here, if it was set aside: to be put back."""
         stray = self._known.get(key)
         if stray is None or stray.directory.offline is not None:

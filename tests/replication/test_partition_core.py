@@ -122,7 +122,7 @@ def test_history(path: Path) -> None:
 
 def lone(leo: int = 0) -> PartitionCore:
     leader = PartitionCore(node_id=0)
-    leader.elected(core.BecameLeader(1, 0, (0,), (0,), leo), 0)
+    leader.become_leader(core.BecameLeader(1, 0, (0,), (0,), leo), 0)
     return leader
 
 
@@ -133,7 +133,7 @@ def test_a_follower_that_is_no_replica_is_refused() -> None:
 
 def test_an_older_leader_epoch_is_a_bug() -> None:
     with pytest.raises(InvariantViolation, match="leader epoch 0 after 1"):
-        lone().elected(core.BecameLeader(0, 0, (0,), (0,), 0), 0)
+        lone().become_leader(core.BecameLeader(0, 0, (0,), (0,), 0), 0)
 
 
 def test_invariants_name_what_is_broken() -> None:
@@ -145,7 +145,7 @@ def test_invariants_name_what_is_broken() -> None:
 
 def test_wait_order_is_by_offset_then_arrival() -> None:
     leader = PartitionCore(node_id=0)
-    leader.elected(core.BecameLeader(1, 0, (0, 1), (0, 1), 0), 0)
+    leader.become_leader(core.BecameLeader(1, 0, (0, 1), (0, 1), 0), 0)
     leader.appended(10)
     for token, end in enumerate((9, 3, 3, 5)):
         assert leader.commit_awaited(token, end) == ()

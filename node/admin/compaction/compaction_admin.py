@@ -110,7 +110,7 @@ class CompactionAdmin:
         if topic is not None:
             self._compacted(topic)
         partitions = []
-        for number, tp in enumerate(self.lookup.here()):
+        for number, tp in enumerate(self.lookup.local_partitions()):
             await checkpoint(number)
             status = None if topic not in (None, tp.topic) else self.view.status_of(tp)
             if status is not None:

@@ -504,7 +504,7 @@ def _generations(hosted: LocalReplica) -> dict[str, Any]:
         "published": _named(None if core.published is None else core.published.generation),
     }
     if leader.leading and leader.followers:
-        generations["awaits"] = leader.lacking if leader.offered is not None else ()
+        generations["awaits"] = leader.unacknowledged_replicas if leader.offered is not None else ()
         generations["replicas"] = tuple(
             ReplicaGenerations(
                 replica,

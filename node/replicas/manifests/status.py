@@ -73,7 +73,7 @@ def awaited_replicas(core: PartitionCore) -> str:
     if core.lacks_members and (core.awaits_members or core.all_published):
         minimum = core.effective_min_isr
         return f"another replica, ten minutes at most: the ISR {core.isr} is below {minimum}"
-    return ", ".join(map(str, core.lacking)) or "this node"
+    return ", ".join(map(str, core.unacknowledged_replicas)) or "this node"
 
 
 def others_apply(core: PartitionCore) -> bool:

@@ -64,7 +64,7 @@ class Cluster:
         self.detector.peer_down(1)
         config = LiveConfig(NodeConfig.load(None, {"auto.create.topics.enable": "false"}, {}))
         addresses = AddressBook(config, self.metadata)
-        addresses.bound("PLAINTEXT", 9092)
+        addresses.set_port("PLAINTEXT", 9092)
         self.slices = runtime.slices
         topics: Any = None
         self.handler = MetadataHandler(

@@ -122,7 +122,7 @@ def test_an_open_log_changes_its_role_while_others_wait_for_the_disk(lone, stall
         await propose(node, [elected(node, "open")])
         partition = node.parts.table.partition(OPEN)
         assert partition.leader_epoch == 1
-        await node.parts.replicas.roles.elected()
+        await node.parts.replicas.roles.await_elections()
         append(node)
         assert not creating.done()
         with pytest.raises(NotLeaderOrFollower, match=f"{WAITING.place} has no open replica"):

@@ -23,7 +23,7 @@ GO_ON_WITHOUT = "replica-history to go on without those entries"
 
 
 def append(lone) -> None:
-    lone.run(lone.node.parts.replicas.roles.elected())
+    lone.run(lone.node.parts.replicas.roles.await_elections())
     partition = lone.node.parts.table.partition(TP)
     partition.append(check(build_batch([(1000, b"k", b"v", ())]), CheckRules(), 1000), 1000)
     partition.write()

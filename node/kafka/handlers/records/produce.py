@@ -521,7 +521,7 @@ def find(table: ReplicaTable, name: bytes, index: int, version: int) -> LocalRep
             raise no_topic(name.decode("utf-8", "replace"))
     hosted = topic.partitions.get(index)
     if hosted is None:
-        raise topic.absent(index)
+        raise topic.not_served_error(index)
     return hosted
 
 

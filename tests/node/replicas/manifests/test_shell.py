@@ -573,7 +573,7 @@ def test_why_no_pass_may_begin(replica, monkeypatch, *, core, reason, why, soon)
     change(replica.core, **{**APPLIES, **core})
     replica.retry_schedule.reason = reason
     assert (replica.pass_blocked_by, replica.pass_expected) == (why, soon)
-    monkeypatch.setattr(PartitionCore, "lacking", (2, 3))
+    monkeypatch.setattr(PartitionCore, "unacknowledged_replicas", (2, 3))
     if why is not None and why.endswith("this node"):
         assert replica.pass_blocked_by == why.replace("this node", "2, 3")
         monkeypatch.setattr(PartitionCore, "lacks_members", True)

@@ -70,7 +70,7 @@ class ClosedLog(NamedTuple):
     config: LogConfig
 
 
-class Birth(NamedTuple):
+class NewLog(NamedTuple):
     """A log to create. ``leader_epoch``: this node leads it, from its beginning, in that epoch."""
 
     topic_partition: TopicPartition
@@ -447,7 +447,11 @@ class LogDirectory:
             self.lower_checkpoints(log.topic_partition, log.log_end_offset, log.recovery_point)
 
     def create_logs(
-        self, births: Sequence[Birth], *, now_ms: int, producer_id_expiration_ms: int = 86_400_000
+        self,
+        new_logs: Sequence[NewLog],
+        *,
+        now_ms: int,
+        producer_id_expiration_ms: int = 86_400_000,
     ) -> list[Log]:
         """Create empty logs; all are durable when this returns, with one fsync of this directory.
 
@@ -456,7 +460,7 @@ class LogDirectory:
         is not written yet, is not. The recovery point is there from the beginning: a start may
         rely on it.
         """
-        born = {birth.topic_partition: 0 for birth in births}
+        born = {new_log.topic_partition: 0 for new_log in new_logs}
         with self._writing:
             for tp in born:
                 self.unopened.discard(tp)
@@ -465,7 +469,7 @@ class LogDirectory:
                 self._note(tp)
             self._forget(born, born)
         logs = []
-        for tp, topic_id, config, leader_epoch in births:
+        for tp, topic_id, config, leader_epoch in new_logs:
             self.disk.mkdir(self.log_path(tp))
             log = Log.open(
                 self.log_path(tp),

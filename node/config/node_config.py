@@ -25,7 +25,7 @@ from kept.node.config.listeners import (
 )
 from kept.node.config.sasl import check_logins
 from kept.node.config.security_checks import check_authorizer
-from kept.node.config.sources import Sugar, gather, located
+from kept.node.config.sources import ShorthandFlags, gather, located
 from kept.node.config.topic_config import default_from_broker, validate_topic
 from kept.node.config.unsupported_settings import REFUSED_PREFIXES
 from kept.storage.errors import ConfigurationError, InvalidConfig
@@ -105,7 +105,7 @@ class NodeConfig(NodeSettings):
             file,
             overrides or {},
             os.environ if environ is None else environ,
-            Sugar(port, data_dir, node_id),
+            ShorthandFlags(port, data_dir, node_id),
         )
         given = gather(*sources, names=BROKER_SETTINGS, refused_prefixes=REFUSED_PREFIXES)
         try:

@@ -1,4 +1,4 @@
-"""Where a node's settings come from: a YAML file, the environment, ``--set`` and its sugar.
+"""Where a node's settings come from: a YAML file, the environment, ``--set`` and its flags.
 
 Each source gives names and texts; :func:`gather` lays them over each other, the strongest last:
 file, environment (``KEPT_LOG_SEGMENT_BYTES``), ``--set``. What Kubernetes injects for services
@@ -153,7 +153,7 @@ def _text(path: str, name: str, value: Any) -> str:
     )
 
 
-class Sugar:
+class ShorthandFlags:
     """``--port``, ``--data-dir`` and ``--node-id``: short for settings, refused beside them."""
 
     def __init__(
@@ -188,7 +188,7 @@ def gather(
     file: str | None,
     overrides: Mapping[str, str],
     environ: Mapping[str, str],
-    sugar: Sugar,
+    shorthand: ShorthandFlags,
     *,
     names: Collection[str],
     refused_prefixes: Mapping[str, str],
@@ -207,7 +207,7 @@ def gather(
                 place = where if line is None else f"{file} line {line}: "
                 raise ConfigurationError(place + _unknown(name, names, refused_prefixes))
         given.update(settings)
-    sugar.lay_over(given)
+    shorthand.lay_over(given)
     return given
 
 
@@ -223,12 +223,12 @@ def located(
     file: str | None,
     overrides: Mapping[str, str],
     environ: Mapping[str, str],
-    sugar: Sugar,
+    shorthand: ShorthandFlags,
     *,
     names: Collection[str],
 ) -> str:
     """A refusal with where the settings that it names were given: file and line, variable, flag."""
-    flags = {name: flag for flag, settings in sugar.settings for name in settings}
+    flags = {name: flag for flag, settings in shorthand.settings for name in settings}
     given = {} if file is None else from_file(file)
     places = {}
     for name in names:

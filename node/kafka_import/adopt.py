@@ -21,7 +21,7 @@ from kept.cluster.metadata.snapshot import write_snapshot
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import Identity, WriteAheadLog, write_hard_state, write_identity
 from kept.node.kafka_import import adopted_metadata, directories
-from kept.node.kafka_import.adopted_metadata import Begun
+from kept.node.kafka_import.adopted_metadata import ImportedMetadata
 from kept.node.kafka_import.directories import KafkaDirectory, Owner
 from kept.node.metadata import directory_ids
 from kept.node.runtime.logging import log
@@ -82,10 +82,10 @@ def adopt(
         kafkas = [*config.log_dirs, *((kafka_metadata,) if kafka_metadata else ())]
         directories.refuse([why for path in kafkas for why in directories.links(disk, path)])
         imports = [directories.read(disk, path, config.node_id) for path in config.log_dirs]
-        begun = _read(config, disk, imports, kafka_metadata)
-        _check(config, disk, imports, begun, ignore_security)
+        imported = _read(config, disk, imports, kafka_metadata)
+        _check(config, disk, imports, imported, ignore_security)
         if not dry:
-            _write(config, disk, imports, begun)
+            _write(config, disk, imports, imported)
     finally:
         for lock in locks:
             lock.release()
@@ -137,7 +137,7 @@ def voters(config: NodeConfig, cluster_id: str) -> tuple[Voter, ...]:
 
 def _read(
     config: NodeConfig, disk: Disk, imports: Sequence[KafkaDirectory], kafka_metadata: str | None
-) -> Begun:
+) -> ImportedMetadata:
     clusters = {directory.cluster_id for directory in imports}
     if len(clusters) > 1:
         raise DirectoryRefused(f"log.dirs belong to several clusters: {sorted(clusters)}")
@@ -163,14 +163,14 @@ def _check(
     config: NodeConfig,
     disk: Disk,
     imports: Sequence[KafkaDirectory],
-    begun: Begun,
+    imported: ImportedMetadata,
     ignore_security: bool,
 ) -> None:
-    translation = begun.translation
+    translation = imported.translation
     reasons = list(translation.problems())
     left = translation.left
     if not ignore_security:
-        reasons += _not_asked(config, begun)
+        reasons += _not_asked(config, imported)
     me = translation.brokers.get(config.node_id)
     registered = set() if me is None else set(me.log_dirs)
     lacking = registered - {directory.directory_id for directory in imports}
@@ -179,7 +179,7 @@ def _check(
             f"the log directory {layout.encode_uuid(directory_id)}, with which node "
             f"{config.node_id} was registered, is not in log.dirs: name all that it had"
         )
-    reasons += _missing(config, imports, begun)
+    reasons += _missing(config, imports, imported)
     reasons += directories.problems(disk, imports)
     directories.refuse(reasons)
     held = sorted(NOT_SERVED.keys() & set(translation.topics.values()))
@@ -188,11 +188,11 @@ def _check(
         log.warning("not taken over from Apache Kafka", what=what)
 
 
-def _not_asked(config: NodeConfig, begun: Begun) -> Iterator[str]:
+def _not_asked(config: NodeConfig, imported: ImportedMetadata) -> Iterator[str]:
     """What Kafka may have refused clients by, and this node would not."""
-    image = begun.final_image
+    image = imported.final_image
     go_on = "--ignore-security goes on"
-    if tokens := begun.translation.left.tokens:
+    if tokens := imported.translation.left.tokens:
         yield f"{len(tokens)} delegation tokens: kept has none; {go_on} without them"
     if image.acls and not config.authorizer_class_name:
         yield (
@@ -206,12 +206,14 @@ def _not_asked(config: NodeConfig, begun: Begun) -> Iterator[str]:
         )
 
 
-def _missing(config: NodeConfig, imports: Sequence[KafkaDirectory], begun: Begun) -> list[str]:
+def _missing(
+    config: NodeConfig, imports: Sequence[KafkaDirectory], imported: ImportedMetadata
+) -> list[str]:
     """Logs that this node must have, and others that a lone one would need."""
     present: dict[TopicPartition, UUID | None] = {}
     for directory in imports:
         present |= directory.logs
-    translation, me = begun.translation, config.node_id
+    translation, me = imported.translation, config.node_id
     alone = len(voters(config, "")) == 1
     reasons = []
     for (topic_id, number), known in sorted(translation.partitions.items()):
@@ -230,7 +232,9 @@ def _missing(config: NodeConfig, imports: Sequence[KafkaDirectory], begun: Begun
     return reasons
 
 
-def _write(config: NodeConfig, disk: Disk, imports: Sequence[KafkaDirectory], begun: Begun) -> None:
+def _write(
+    config: NodeConfig, disk: Disk, imports: Sequence[KafkaDirectory], imported: ImportedMetadata
+) -> None:
     metadata = config.metadata_log_dir
     cluster_id = imports[0].cluster_id
     disk.ensure_data_directory(metadata)
@@ -238,26 +242,26 @@ def _write(config: NodeConfig, disk: Disk, imports: Sequence[KafkaDirectory], be
     for name in _names(disk, metadata):
         if name != NOTE:
             disk.unlink(f"{metadata}/{name}")
-    write_snapshot(disk, metadata, begun.image, begun.term)
+    write_snapshot(disk, metadata, imported.image, imported.term)
     wal = WriteAheadLog.open(metadata, disk)
-    wal.restart_at(begun.image.index, begun.term)
-    for at in range(0, len(begun.entries), ENTRIES_A_WRITE):
-        wal.append(begun.entries[at : at + ENTRIES_A_WRITE])
+    wal.restart_at(imported.image.index, imported.term)
+    for at in range(0, len(imported.entries), ENTRIES_A_WRITE):
+        wal.append(imported.entries[at : at + ENTRIES_A_WRITE])
     own = directory_id(cluster_id, config.node_id)
-    write_hard_state(disk, metadata, replace(begun.hard_state, vote_directory=own))
+    write_hard_state(disk, metadata, replace(imported.hard_state, vote_directory=own))
     write_identity(disk, metadata, Identity(own))
     directory_ids.remember_cluster(disk, metadata, config.node_id, cluster_id)
     for directory in imports:
         directories.mark(disk, directory.path, cluster_id)
     disk.unlink(f"{metadata}/{NOTE}")
     disk.fsync_dir(metadata)
-    translation = begun.translation
+    translation = imported.translation
     log.warning(
         "adopted from Apache Kafka; there is no way back",
         cluster=cluster_id,
         topics=len(translation.topics),
         partitions=len(translation.partitions),
         logs=sum(len(directory.logs) for directory in imports),
-        entries=begun.entries[-1].index if begun.entries else begun.image.index,
+        entries=imported.entries[-1].index if imported.entries else imported.image.index,
         metadata=metadata,
     )

@@ -54,7 +54,7 @@ _NOTHING: Final = encode_batch([NoOpRecord()])
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class ImportedMetadata:
     """What a metadata directory of kept begins with: its snapshot, its entries, its promises."""
 
     image: Image
@@ -239,7 +239,9 @@ def _quorum_state(disk: Disk, path: str) -> tuple[HardState, tuple[int, ...] | N
     return HardState(max(epoch, 0), vote if vote >= 0 else NO_VOTE), voters
 
 
-def read(disk: Disk, path: str, *, cluster_id: str, node_id: int, voters: Sequence[Voter]) -> Begun:
+def read(
+    disk: Disk, path: str, *, cluster_id: str, node_id: int, voters: Sequence[Voter]
+) -> ImportedMetadata:
     """Read and translate the directory ``path``. ``voters`` are those of kept's own settings.
 
     Raises DirectoryRefused for what cannot be kept true, or voters that were not Kafka's;
@@ -267,4 +269,6 @@ def read(disk: Disk, path: str, *, cluster_id: str, node_id: int, voters: Sequen
         hard_state = HardState(hard_state.term, node_id)
     assert reading.image is not None
     term, entries = reading.base[1], tuple(reading.entries)
-    return Begun(reading.image, term, final_image, entries, hard_state, reading.translation)
+    return ImportedMetadata(
+        reading.image, term, final_image, entries, hard_state, reading.translation
+    )

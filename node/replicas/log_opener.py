@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from kept.node.replicas.local_replica import LocalDirectory
 from kept.node.replicas.manifests import recover
 from kept.node.replicas.manifests.status import ManifestStatus
-from kept.storage.directory import Birth, ClosedLog
+from kept.storage.directory import ClosedLog, NewLog
 from kept.storage.errors import MachineError, ResourceExhausted
 from kept.storage.types import LogConfig, TopicPartition
 
@@ -104,13 +104,13 @@ class LogOpener:
         return [self._open_several([opening])[0] for opening in new]
 
     def _create(self, new: list[Opening]) -> list[Log]:
-        births = []
+        new_logs = []
         for opening in new:
             leads = opening.record.leader == self._identity.node_id
             epoch = opening.record.leader_epoch if leads else None
-            births.append(Birth(opening.tp, opening.topic_id, opening.config, epoch))
+            new_logs.append(NewLog(opening.tp, opening.topic_id, opening.config, epoch))
         return new[0].directory.directory.create_logs(
-            births,
+            new_logs,
             now_ms=self._runtime.now_ms(),
             producer_id_expiration_ms=self._config.current.producer_id_expiration_ms,
         )

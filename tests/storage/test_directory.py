@@ -16,10 +16,10 @@ from kept.storage import checkpoints, layout
 from kept.storage.checkpoints import read_epochs
 from kept.storage.directory import (
     GONE_MS,
-    Birth,
     Checkpoint,
     ClosedLog,
     LogDirectory,
+    NewLog,
     previous_broker_epoch,
 )
 from kept.storage.disk import Disk, parse_fail_point
@@ -435,19 +435,19 @@ def test_what_is_still_to_be_saved_of_a_deleted_log_does_not_reach_its_successor
     assert again.leader_epochs.entries == []
 
 
-def _births(count: int, epoch: int | None = None) -> list[Birth]:
+def _new_logs(count: int, epoch: int | None = None) -> list[NewLog]:
     return [
-        Birth(TopicPartition("t", i), uuid.UUID(int=i + 1), LogConfig(), epoch)
+        NewLog(TopicPartition("t", i), uuid.UUID(int=i + 1), LogConfig(), epoch)
         for i in range(count)
     ]
 
 
 def test_logs_created_together_are_durable_with_the_epoch_they_are_led_in(disk) -> None:
     directory = opened(disk)
-    directory.create_logs(_births(3, epoch=4), now_ms=0)
+    directory.create_logs(_new_logs(3, epoch=4), now_ms=0)
     for seed in range(30):
         again = opened(disk.after_power_loss(seed))
-        for tp, topic_id, config, _ in _births(3):
+        for tp, topic_id, config, _ in _new_logs(3):
             epochs = f"{again.log_path(tp)}/{layout.LEADER_EPOCHS}"
             assert read_epochs(again.disk, epochs) == [(4, 0)]
             assert f"{0:020d}.log" in again.disk.listdir(again.log_path(tp))
@@ -458,7 +458,7 @@ def test_logs_created_together_sync_the_directory_once(disk, monkeypatch) -> Non
     directory = opened(disk)
     synced: list[str] = []
     monkeypatch.setattr(disk, "fsync_dir", synced.append)
-    logs = directory.create_logs(_births(3, epoch=4), now_ms=0)
+    logs = directory.create_logs(_new_logs(3, epoch=4), now_ms=0)
     assert synced == ["/d", "/d/t-0", "/d/t-1", "/d/t-2", "/d"], "the checkpoint's name, too"
     synced.clear()
     directory.mark_all_deleted([(log, uuid.UUID(int=9 + i)) for i, log in enumerate(logs)], 0)
@@ -467,15 +467,15 @@ def test_logs_created_together_sync_the_directory_once(disk, monkeypatch) -> Non
 
 def test_a_log_that_is_not_open_is_deleted_like_an_open_one(disk) -> None:
     directory = opened(disk)
-    births = _births(3)
-    directory.create_logs(births[:2], now_ms=0)
+    new_logs = _new_logs(3)
+    directory.create_logs(new_logs[:2], now_ms=0)
     again = opened(disk.after_power_loss(0))
-    open_log = again.open_log(births[0].topic_partition, None, LogConfig(), now_ms=0)
+    open_log = again.open_log(new_logs[0].topic_partition, None, LogConfig(), now_ms=0)
     config = LogConfig(file_delete_delay_ms=50)
     closed = [
-        ClosedLog(birth.topic_partition, birth.topic_id, again.log_path(tp), config)
-        for birth in births[1:]
-        for tp in (birth.topic_partition,)
+        ClosedLog(new_log.topic_partition, new_log.topic_id, again.log_path(tp), config)
+        for new_log in new_logs[1:]
+        for tp in (new_log.topic_partition,)
     ]
     logs = [(log, uuid.UUID(int=9)) for log in (open_log, *closed)]
     again.mark_all_deleted(logs, 0)
@@ -494,7 +494,7 @@ def test_a_power_cut_anywhere_in_a_creation_leaves_logs_that_open(disk) -> None:
         directory = opened(fresh)
         fresh.crash_at(fresh.calls + at)
         try:
-            directory.create_logs(_births(2, epoch=4), now_ms=0)
+            directory.create_logs(_new_logs(2, epoch=4), now_ms=0)
         except SimulatedCrash:
             crashes += 1
         else:
@@ -502,7 +502,7 @@ def test_a_power_cut_anywhere_in_a_creation_leaves_logs_that_open(disk) -> None:
         for seed in range(5):
             again = opened(fresh.after_power_loss(seed))
             there = {entry.topic_partition for entry in again.scan()}
-            for tp, topic_id, config, _ in _births(2):
+            for tp, topic_id, config, _ in _new_logs(2):
                 if tp in there:
                     log = again.open_log(tp, topic_id, config, now_ms=0)
                     assert log.log_end_offset == 0 and log.leader_epochs.entries in ([], [(4, 0)])
@@ -511,8 +511,8 @@ def test_a_power_cut_anywhere_in_a_creation_leaves_logs_that_open(disk) -> None:
 
 def test_a_log_that_is_missing_after_a_clean_stop_makes_it_an_unclean_one(disk, caplog) -> None:
     directory = opened(disk)
-    for birth in _births(2):
-        create_log(directory, birth.topic_partition, birth.topic_id, birth.config, now_ms=0)
+    for new_log in _new_logs(2):
+        create_log(directory, new_log.topic_partition, new_log.topic_id, new_log.config, now_ms=0)
     there, gone = TopicPartition("t", 0), TopicPartition("t", 1)
     directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {there: 7, gone: 7})
     directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {there: 0, gone: 9})
@@ -657,7 +657,7 @@ def test_a_want_of_descriptors_keeps_no_log_from_being_deleted(disk, monkeypatch
 def test_what_is_remembered_of_deleted_logs_does_not_grow(disk) -> None:
     directory = opened(disk)
     for number in range(20):
-        (log,) = directory.create_logs(_births(1), now_ms=number * GONE_MS)
+        (log,) = directory.create_logs(_new_logs(1), now_ms=number * GONE_MS)
         directory.mark_deleted(log, uuid.uuid4(), now_ms=number * GONE_MS)
         directory.purge((number + 1) * GONE_MS)
         assert not directory._gone and not directory._changed

@@ -11,7 +11,7 @@ import uuid
 import pytest
 
 from kept.storage import checkpoints, layout
-from kept.storage.directory import Birth, Checkpoint, LogDirectory
+from kept.storage.directory import Checkpoint, LogDirectory, NewLog
 from kept.storage.disk import Disk
 from kept.storage.errors import MachineError, ResourceExhausted
 from kept.storage.log.log import Log
@@ -149,7 +149,7 @@ def test_a_device_that_fails_while_the_mark_is_written_takes_the_proof(disk, mon
 def test_a_log_that_is_shorter_than_it_was_known_to_be_takes_the_proof(kit, disk) -> None:
     """Damage within what was committed: the mark of the machine says nothing about that."""
     directory = opened(disk.after_kill())
-    (log,) = directory.create_logs([Birth(TP, uuid.UUID(int=2), LogConfig())], now_ms=0)
+    (log,) = directory.create_logs([NewLog(TP, uuid.UUID(int=2), LogConfig())], now_ms=0)
     for _ in range(3):
         kit.append(log, kit.batch())
     directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: 3})
@@ -170,7 +170,7 @@ SMALL = LogConfig(segment_bytes=900, index_interval_bytes=100)
 def lacking(kit, disk: SimulatedDisk, *, clean: bool = False) -> SimulatedDisk:
     """Epoch 7 made 80 records durable, and stopped or was killed; the last segments are gone."""
     directory = opened(disk.after_kill())
-    (log,) = directory.create_logs([Birth(TP, kit.TOPIC_ID, SMALL)], now_ms=0)
+    (log,) = directory.create_logs([NewLog(TP, kit.TOPIC_ID, SMALL)], now_ms=0)
     for mark in range(40):
         kit.append(log, kit.batch(2, mark=mark))
     log.close()
@@ -283,7 +283,7 @@ def test_a_missing_log_that_is_made_anew_proves_nothing(kit, disk) -> None:
     left.remove_tree("/d/t-0")
     directory = opened(left)
     assert directory.missing == {TP: 80} and directory.proven_epoch == -1
-    directory.create_logs([Birth(TP, kit.TOPIC_ID, SMALL)], now_ms=0)
+    directory.create_logs([NewLog(TP, kit.TOPIC_ID, SMALL)], now_ms=0)
     again = opened(directory.disk.after_kill())
     assert not again.missing and again.proven_epoch == -1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from kept.storage.directory import Birth, LogDirectory
+from kept.storage.directory import LogDirectory, NewLog
 from kept.storage.disk import Disk
 from kept.storage.log.log import AppendInfo, Log
 from kept.storage.records import CheckRules, build_batch, check, headers, records
@@ -81,7 +81,7 @@ def create_log(
     now_ms: int = NOW,
 ) -> Log:
     """One empty log."""
-    (log,) = directory.create_logs([Birth(tp, topic_id, config)], now_ms=now_ms)
+    (log,) = directory.create_logs([NewLog(tp, topic_id, config)], now_ms=now_ms)
     return log
 
 

@@ -211,11 +211,11 @@ def _located(error: Failure, given: Mapping[str, str]) -> str:
     if not isinstance(error, NodeNotReady):
         return str(error)
     from kept.node.config.definitions import BROKER_SETTINGS
-    from kept.node.config.sources import Sugar, located
+    from kept.node.config.sources import ShorthandFlags, located
 
     node = error.node
     file = node.config if os.path.exists(node.config) else None
-    reason = located(error.reason, file, given, os.environ, Sugar(), names=BROKER_SETTINGS)
+    reason = located(error.reason, file, given, os.environ, ShorthandFlags(), names=BROKER_SETTINGS)
     more = f" ({node.log} has more)" if os.path.exists(node.log) else ""
     return f"node {node.number} {error.what}: {reason}{more}"
 

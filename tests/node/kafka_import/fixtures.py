@@ -18,7 +18,7 @@ from kept.cluster.metadata.voters import Voter
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka_import import adopted_metadata, directories
 from kept.node.kafka_import.adopt import voters
-from kept.node.kafka_import.adopted_metadata import Begun
+from kept.node.kafka_import.adopted_metadata import ImportedMetadata
 from kept.storage import checkpoints, layout
 from kept.storage.disk import Disk
 from kept.storage.types import TopicPartition
@@ -40,7 +40,7 @@ def config(path: Path, node_id: int = 0, *, alone: bool = False, **more: str) ->
     return NodeConfig.load(None, settings, node_id=node_id)
 
 
-def read(name: str, listed: tuple[Voter, ...] = ()) -> Begun:
+def read(name: str, listed: tuple[Voter, ...] = ()) -> ImportedMetadata:
     """The translated metadata of a fixture."""
     path = HERE / name
     node_id = 0 if name == "one" else int(name[1])

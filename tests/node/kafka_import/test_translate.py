@@ -28,7 +28,7 @@ from kept.cluster.security.acls import (
 )
 from kept.cluster.security.credentials import ScramMechanism
 from kept.node.kafka_import import kafka_records
-from kept.node.kafka_import.adopted_metadata import Begun, _records
+from kept.node.kafka_import.adopted_metadata import ImportedMetadata, _records
 from kept.node.kafka_import.translate import Translation
 from kept.storage.errors import CorruptMessage, UnsupportedVersion
 from kept.storage.records import headers
@@ -37,11 +37,11 @@ from tests.node.kafka_import import fixtures
 A, B = UUID(int=1), UUID(int=2)
 
 
-def whole(begun: Begun) -> Image:
-    image = begun.image
-    for entry in begun.entries:
+def whole(imported: ImportedMetadata) -> Image:
+    image = imported.image
+    for entry in imported.entries:
         image, _ = image.apply(decode_batch(entry.data))
-    assert image == begun.final_image
+    assert image == imported.final_image
     return image
 
 
@@ -70,9 +70,9 @@ def change(number: int = 0, **fields: object) -> kafka_records.ChangePartition:
 
 
 def test_a_node_with_checkpoints_gives_all_its_topics_and_settings() -> None:
-    begun = fixtures.read("one")
-    image = whole(begun)
-    assert (begun.image.index, begun.term) == (92, 1)  # the newest checkpoint
+    imported = fixtures.read("one")
+    image = whole(imported)
+    assert (imported.image.index, imported.term) == (92, 1)  # the newest checkpoint
     assert {name: len(topic.partitions) for name, topic in image.topics.items()} == {
         "t0": 3,
         "t1": 3,
@@ -84,7 +84,7 @@ def test_a_node_with_checkpoints_gives_all_its_topics_and_settings() -> None:
     assert image.config(2, "t1") == {"cleanup.policy": "compact,delete"}
     assert image.config(4, "")["log.retention.ms"] == "5000000"
     assert image.cluster_id == "rp4NgQTYSq2Wmy8ngP4D8g"
-    assert list(begun.translation.left.described()) == []
+    assert list(imported.translation.left.described()) == []
 
 
 def test_acls_credentials_and_quotas_say_the_same_here() -> None:

@@ -36,7 +36,7 @@ from kept.node.security.access import (
     AuthorizeRequest,
     PermitAll,
 )
-from kept.node.security.session import EVERYTHING
+from kept.node.security.session import ALL_GRANTED
 from kept.steps import Steps
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class RequestContext:
         if self.session.is_unrestricted or (
             cluster is not None and self.session.may(cluster, *CLUSTER, audited=False)
         ):
-            return EVERYTHING
+            return ALL_GRANTED
         permitted, api = set(), self.api_name
         for name in names:
             yield

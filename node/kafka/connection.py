@@ -175,7 +175,7 @@ class ServedRequest:
     """Those behind it wait until it is answered."""
 
 
-class Written(Protocol):
+class StagedRequest(Protocol):
     """A request that waits for what it staged to be written."""
 
     def written(self, failed: dict[Partition, KeptError]) -> None:
@@ -232,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_active = 0.0
         self.dirty: dict[Partition, None] = {}
         """Partitions with batches of this readiness event, staged and not yet written."""
-        self.unwritten: list[Written] = []
+        self.unwritten: list[StagedRequest] = []
         self.run: ResponseRun | None = None
         """The last place in the order of responses, if it takes further plain requests."""
         self.event_started = 0.0
@@ -727,7 +727,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._failed(request, error)
                 return
             if isinstance(frame, SlicedTask):
-                place = reply or self.expect()
+                place = reply or self.reserve_response()
                 if reply is None:
                     self._hold_back(request)
 
@@ -738,7 +738,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._respond(request, frame, reply)
             return
-        place = reply or self.expect()
+        place = reply or self.reserve_response()
         future: Any = answer
         if not isinstance(answer, CompletableFuture):
             future = asyncio.ensure_future(answer, loop=self.context.runtime.loop)
@@ -1064,29 +1064,29 @@ class Connection(asyncio.BufferedProtocol):
     def reply(self, segments: list[Segment]) -> None:
         """Answer the request being served, now."""
         if self._replies or not self._in_event:
-            self.complete(self.expect(), segments)
+            self.complete(self.reserve_response(), segments)
         else:
             self._sender.stage(segments)  # type: ignore[union-attr]
             for segment in segments:
                 if type(segment) is not FileSlice:
                     self._made_bytes += len(segment)
 
-    def expect_as(self, reply: ResponseSlot | ResponseRun) -> None:
-        """Like :meth:`expect`, with a place that the caller made."""
+    def enqueue_response(self, reply: ResponseSlot | ResponseRun) -> None:
+        """As :meth:`reserve_response`, with a place that the caller made."""
         if self.run is not None:
             self.close_run()
         self._replies.append(reply)
         self._owed += 1
 
-    def expect(self) -> ResponseSlot:
+    def reserve_response(self) -> ResponseSlot:
         """Keep the place of a response that is made later."""
         reply = ResponseSlot()
-        self.expect_as(reply)
+        self.enqueue_response(reply)
         return reply
 
     def open_run(self, run: ResponseRun) -> ResponseRun:
         """Keep a place that takes further plain requests until another place follows."""
-        self.expect_as(run)
+        self.enqueue_response(run)
         self.unwritten.append(run)
         self.run = run
         return run

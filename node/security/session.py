@@ -23,7 +23,7 @@ class Grants(Protocol):
         """The rules changed: nothing is known any more."""
 
 
-class Everything:
+class AllGranted:
     """Grants that contain whatever is looked for: where nothing is forbidden."""
 
     def __contains__(self, item: object, /) -> bool:
@@ -189,7 +189,7 @@ class AllowAll:
 
     def grants(self) -> Grants:
         """Everything."""
-        return EVERYTHING
+        return ALL_GRANTED
 
 
 class DenyAll(AllowAll):
@@ -213,7 +213,7 @@ def node_session(listener: str) -> Session:
     return Session(listener=listener, authorizer=ALLOW_ALL, is_node=True)
 
 
-EVERYTHING: Final = Everything()
+ALL_GRANTED: Final = AllGranted()
 ALLOW_ALL: Final = AllowAll()
 ALL_OPERATIONS: Final = {
     kind: sum(1 << operation for operation in operations) for kind, operations in OPERATIONS.items()

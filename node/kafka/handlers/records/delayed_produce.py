@@ -133,7 +133,7 @@ class DelayedProduce:
         self._timer: Any = None
         self._started = connection.event_started
         self._throttle_ms = connection.throttle_ms
-        self._reply = connection.expect() if acks != 0 else None
+        self._reply = connection.reserve_response() if acks != 0 else None
 
     def topic(self, name: bytes) -> list[codec.PartitionResult]:
         """Begin the results of a topic."""

@@ -190,7 +190,7 @@ class PendingFetch:
             return
         work = self._context.runtime.slices.run(self._read(), self._draws)
         if isinstance(work, SlicedTask):
-            self._reply = self._connection.expect()
+            self._reply = self._connection.reserve_response()
             self._connection.parked[self] = None
             self._connection.block(lent=False)
             self._blocks = True
@@ -286,7 +286,7 @@ class PendingFetch:
     def _park(self) -> None:
         self._is_parked = True
         if self._reply is None:
-            self._reply = self._connection.expect()
+            self._reply = self._connection.reserve_response()
         session, loop = self._session, self._context.runtime.loop
         session.wait_until(self._started + self._max_wait_ms / 1000, loop, self._finish)
         session.on_news = self._wake
@@ -385,7 +385,7 @@ class PendingFetch:
             else:
                 connection.complete(reply, work)
             return
-        place = connection.expect() if reply is None else reply
+        place = connection.reserve_response() if reply is None else reply
         self._work = work
         connection.parked[self] = None
 

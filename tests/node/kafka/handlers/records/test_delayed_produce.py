@@ -63,7 +63,7 @@ class Asker:
     def _in_thread(self, *_: Any) -> asyncio.Future[Any]:
         return self.job
 
-    def expect(self) -> ResponseSlot:
+    def reserve_response(self) -> ResponseSlot:
         return ResponseSlot()
 
     def count_served(self, _key: int, requests: int, _started: float) -> None:

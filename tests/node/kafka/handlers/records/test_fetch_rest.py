@@ -107,7 +107,7 @@ class Reader:
         self.waiting = True
         self.complete(None, answer)
 
-    def expect(self) -> ResponseSlot:
+    def reserve_response(self) -> ResponseSlot:
         return ResponseSlot()
 
     def complete(self, _, answer) -> None:

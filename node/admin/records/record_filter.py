@@ -73,8 +73,8 @@ class RecordFilter(Struct, frozen=True):
                 needles.append(value)
         return needles
 
-    def fits(self, record: Record) -> bool:
-        """Whether a record is shown."""
+    def matches(self, record: Record) -> bool:
+        """Whether a record matches all that is given."""
         if self.key is not None and record.key != self.key:
             return False
         if self.contains is not None and self.contains not in (record.value or b""):
@@ -98,8 +98,8 @@ class ScanRange(Struct, frozen=True):
 
     first: int
     end: int
-    most: int
-    most_bytes: int
+    max_records: int
+    max_bytes: int
     newest: bool
 
 
@@ -107,13 +107,13 @@ class ScanRange(Struct, frozen=True):
 class ScanResult:
     """What a scan has found, by offset. ``next_offset`` is where a scan of the first ones goes on.
 
-    ``is_cut``: more fit than are kept; ``fitting`` counts those that were seen.
+    ``is_truncated``: more match than are kept; ``matching`` counts those that were seen.
     """
 
     records: deque[ShownRecord] = field(default_factory=deque)
     size_bytes: int = 0
-    is_cut: bool = False
-    fitting: int = 0
+    is_truncated: bool = False
+    matching: int = 0
     next_offset: int = 0
     records_scanned: int = 0
     batches_skipped: int = 0
@@ -143,7 +143,7 @@ def scan_all(
             if not _scan_batch(batch, wanted, needles, of, inflate_limit, result):
                 break
         result.next_offset = min(header.next_offset, of.end)
-    if result.is_cut and result.records:  # what was left out lies next to what is kept
+    if result.is_truncated and result.records:  # what was left out lies next to what is kept
         result.oldest_ms = result.records[0].timestamp
         result.newest_ms = result.records[-1].timestamp
     return [result]
@@ -195,26 +195,26 @@ def _scan_batch(  # noqa: PLR0917
     for record in iterate_area(area, header):
         if record.offset >= of.end:
             break
-        if wanted.fits(record) and not _keep(record, batch.transaction, of, result):
+        if wanted.matches(record) and not _keep(record, batch.transaction, of, result):
             return False
     return True
 
 
 def _keep(record: Record, transaction: str | None, of: ScanRange, result: ScanResult) -> bool:
     """Keep a record that fits; False: there is no room for it, and the first ones are wanted."""
-    result.fitting += 1
+    result.matching += 1
     shown = shown_record(record, SHORT_BYTES, transaction)
     size_bytes = shown_bytes(shown)
     kept = result.records
-    full = len(kept) >= of.most or (kept and result.size_bytes + size_bytes > of.most_bytes)
+    full = len(kept) >= of.max_records or (kept and result.size_bytes + size_bytes > of.max_bytes)
     if full and not of.newest:
-        result.is_cut = True
+        result.is_truncated = True
         return False
     kept.append(shown)
     result.size_bytes += size_bytes
-    while len(kept) > of.most or (len(kept) > 1 and result.size_bytes > of.most_bytes):
+    while len(kept) > of.max_records or (len(kept) > 1 and result.size_bytes > of.max_bytes):
         result.size_bytes -= shown_bytes(kept.popleft())
-        result.is_cut = True
+        result.is_truncated = True
     if not of.newest:
         result.next_offset = record.offset + 1
     return True

@@ -400,7 +400,7 @@ class _Search:
         if batches and lane.is_sparse:  # the first batch is there as a whole
             first = max(lane.low, min(first, batches[0].header.base_offset))
         result = await self._scan(batches, ScanRange(first, end, most, most_bytes, newest=True))
-        lane.loaded_to = result.records[0].offset if result.is_cut else first
+        lane.loaded_to = result.records[0].offset if result.is_truncated else first
         lane.is_sparse = len(result.records) < DENSE
         if lane.is_sparse and size_bytes < FETCH_BYTES // 4:
             lane.span = min(lane.span * 2, MAX_SPAN)
@@ -436,7 +436,7 @@ class _Search:
         work.bytes += sum(len(batch.data) for batch in batches)
         end = min(batches[-1].header.next_offset, lane.high) if batches else lane.high
         result = await self._scan(batches, ScanRange(first, end, most, most_bytes, newest=False))
-        lane.loaded_to = result.next_offset if result.is_cut else end
+        lane.loaded_to = result.next_offset if result.is_truncated else end
         return result
 
     async def _scan(self, batches: Sequence[MarkedBatch], of: ScanRange) -> ScanResult:

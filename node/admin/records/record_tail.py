@@ -165,7 +165,7 @@ class RecordTail:
             of = ScanRange(begin, end, MAX_EVENT_RECORDS, most_bytes, newest=True)
             result = await scan_in_thread(self._readers, read.batches, self._wanted, of)
             records += [FoundRecord(tp.partition, one) for one in result.records]
-            left_out += read.passed_over + result.fitting - len(result.records)
+            left_out += read.passed_over + result.matching - len(result.records)
             skipped += read.skipped
             read_bytes += read.size_bytes
             held_bytes += result.size_bytes

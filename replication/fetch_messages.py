@@ -76,7 +76,7 @@ class FetchRequest(NamedTuple):
     forgotten: tuple[tuple[TopicPartition, UUID], ...] = ()
 
 
-class PartitionAnswer(NamedTuple):
+class PartitionResponse(NamedTuple):
     """What a leader answers for one partition.
 
     ``records``: whole batches from the fetch offset on; a partial one at the end is ignored.
@@ -94,12 +94,12 @@ class PartitionAnswer(NamedTuple):
     records: Buffer = b""
 
 
-class FetchAnswer(NamedTuple):
+class FetchResponse(NamedTuple):
     """The answer to a FetchRequest; in a session partitions without news are left out."""
 
     error: int = NONE
     session_id: int = NO_SESSION
-    partitions: tuple[PartitionAnswer, ...] = ()
+    partitions: tuple[PartitionResponse, ...] = ()
 
 
 class OffsetsRequest(NamedTuple):
@@ -111,7 +111,7 @@ class OffsetsRequest(NamedTuple):
     partitions: tuple[tuple[TopicPartition, UUID, int], ...]
 
 
-class OffsetsAnswer(NamedTuple):
+class OffsetsResponse(NamedTuple):
     """One partition of the answer to an OffsetsRequest."""
 
     tp: TopicPartition

@@ -18,7 +18,7 @@ from kept.replication.fetch_messages import (
     FULL_REQUEST,
     NO_SESSION,
     NONE,
-    FetchAnswer,
+    FetchResponse,
     PartitionRequest,
 )
 from kept.storage.types import TopicPartition
@@ -65,7 +65,7 @@ class FetchSession:
                 self.sent[tp] = request
         return tuple(news), tuple(forgotten)
 
-    def accept(self, answer: FetchAnswer) -> bool:
+    def accept(self, answer: FetchResponse) -> bool:
         """Step to the next epoch; False when the session is over and the response says nothing."""
         if answer.error != NONE:
             if answer.error == FETCH_SESSION_ID_NOT_FOUND:

@@ -22,10 +22,10 @@ from msgspec import Struct
 
 from kept.replication.fetch_messages import (
     REQUEST_TIMED_OUT,
-    FetchAnswer,
     FetchRequest,
-    OffsetsAnswer,
+    FetchResponse,
     OffsetsRequest,
+    OffsetsResponse,
     PartitionRequest,
 )
 from kept.replication.fetch_session import FetchSession
@@ -58,14 +58,14 @@ class FetchResponseReceived(Struct, frozen=True):
     """The leader's answer to a Fetch. Ignored if ``request`` is not the one in flight."""
 
     request: FetchRequest
-    response: FetchAnswer
+    response: FetchResponse
 
 
 class OffsetsListed(Struct, frozen=True):
     """The leader's answers to a ListOffsets, as :class:`FetchResponseReceived`."""
 
     request: OffsetsRequest
-    responses: tuple[OffsetsAnswer, ...]
+    responses: tuple[OffsetsResponse, ...]
 
 
 class RequestFailed(Struct, frozen=True):
@@ -316,7 +316,7 @@ class FetcherCore:
 
     # Answers.
 
-    def _fetch_answered(self, request: FetchRequest, answer: FetchAnswer, now_ms: int) -> Work:
+    def _fetch_answered(self, request: FetchRequest, answer: FetchResponse, now_ms: int) -> Work:
         if request is not self.in_flight:
             return ()
         self._clear_in_flight()
@@ -345,7 +345,7 @@ class FetcherCore:
         return tuple(work)
 
     def _offsets_listed(
-        self, request: OffsetsRequest, answers: tuple[OffsetsAnswer, ...], now_ms: int
+        self, request: OffsetsRequest, answers: tuple[OffsetsResponse, ...], now_ms: int
     ) -> Work:
         if request is not self.in_flight:
             return ()
@@ -354,7 +354,7 @@ class FetcherCore:
         epochs = {tp: epoch for tp, _, epoch in request.partitions}
         work: list[tuple[TopicPartition, Effects]] = []
         unanswered = epochs.keys() - {answer.tp for answer in answers}
-        absent = tuple(OffsetsAnswer(tp, REQUEST_TIMED_OUT) for tp in unanswered)
+        absent = tuple(OffsetsResponse(tp, REQUEST_TIMED_OUT) for tp in unanswered)
         for answer in (*answers, *absent):
             member = self._members.get(answer.tp)
             epoch = epochs.get(answer.tp)

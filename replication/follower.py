@@ -45,9 +45,9 @@ from kept.replication.fetch_messages import (
     OFFSET_OUT_OF_RANGE,
     REPLICA_NOT_AVAILABLE,
     Buffer,
-    OffsetsAnswer,
-    PartitionAnswer,
+    OffsetsResponse,
     PartitionRequest,
+    PartitionResponse,
 )
 from kept.storage.errors import (
     InvariantViolation,
@@ -108,14 +108,14 @@ class FetchCompleted(Struct, frozen=True):
     """The leader's response to a fetch."""
 
     request: PartitionRequest
-    response: PartitionAnswer
+    response: PartitionResponse
 
 
 class OffsetsReceived(Struct, frozen=True):
     """Where the leader's log starts and ends, as asked in that epoch."""
 
     leader_epoch: int
-    response: OffsetsAnswer
+    response: OffsetsResponse
 
 
 class EffectFailed(Struct, frozen=True):
@@ -266,7 +266,7 @@ class FollowerCore:
     # Responses.
 
     def fetch_completed(
-        self, request: PartitionRequest, response: PartitionAnswer, now_ms: int
+        self, request: PartitionRequest, response: PartitionResponse, now_ms: int
     ) -> Effects:
         """As :class:`FetchCompleted`, for the path of every fetch."""
         log = self.log

@@ -113,7 +113,7 @@ class RegistrationFailed(Struct, frozen=True):
     error: KeptError
 
 
-class HeartbeatAnswered(Struct, frozen=True):
+class HeartbeatResponseReceived(Struct, frozen=True):
     """The answer to heartbeat ``number``."""
 
     number: int
@@ -149,7 +149,7 @@ Event = (
     Started
     | Registered
     | RegistrationFailed
-    | HeartbeatAnswered
+    | HeartbeatResponseReceived
     | HeartbeatFailed
     | ImageApplied
     | ControllerChanged
@@ -168,7 +168,8 @@ class Register(Struct, frozen=True):
 
 
 class SendHeartbeat(Struct, frozen=True):
-    """Send a heartbeat to the active controller; report HeartbeatAnswered or HeartbeatFailed.
+    """Send a heartbeat to the active controller; report HeartbeatResponseReceived or
+    HeartbeatFailed.
 
     ``report`` names partitions whose logs' lengths go with it (:class:`.heartbeats.ReplicaLog`,
     read when it is sent).
@@ -255,7 +256,7 @@ class BrokerLifecycle:
 
     def _handle(self, event: Event, now_ms: int) -> None:
         match event:
-            case HeartbeatAnswered():
+            case HeartbeatResponseReceived():
                 self._heartbeat_answered(event, now_ms)
             case HeartbeatFailed():
                 self._heartbeat_failed(event, now_ms)
@@ -468,7 +469,7 @@ class BrokerLifecycle:
             )
         )
 
-    def _heartbeat_answered(self, event: HeartbeatAnswered, now_ms: int) -> None:
+    def _heartbeat_answered(self, event: HeartbeatResponseReceived, now_ms: int) -> None:
         if self._outstanding is None or self._outstanding[0] != event.number:
             return
         self._outstanding = None

@@ -247,4 +247,4 @@ class BrokerLifecycleManager:
             return
         self._heard = (reply.index, asked_at)
         self._in_touch()
-        self._step(broker_lifecycle.HeartbeatAnswered(effect.number, reply))
+        self._step(broker_lifecycle.HeartbeatResponseReceived(effect.number, reply))

@@ -15,10 +15,10 @@ from uuid import UUID
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.wire import read_uvarint, skip_tags, tags, uvarint
 from kept.replication.fetch_messages import (
-    FetchAnswer,
     FetchRequest,
-    PartitionAnswer,
+    FetchResponse,
     PartitionRequest,
+    PartitionResponse,
 )
 from kept.storage.errors import CorruptMessage
 from kept.storage.types import TopicPartition
@@ -78,7 +78,7 @@ def encode_request(request: FetchRequest, replica_id: int, broker_epoch: int) ->
     return bytes(out)
 
 
-def decode_response(frame: memoryview, topics: Topics) -> FetchAnswer:
+def decode_response(frame: memoryview, topics: Topics) -> FetchResponse:
     """The answer in a response frame (correlation id first); records are views into it.
 
     ``topics`` names the partitions that may be answered. Raises CorruptMessage for bytes that are
@@ -90,12 +90,12 @@ def decode_response(frame: memoryview, topics: Topics) -> FetchAnswer:
         raise CorruptMessage("a Fetch response that ends early") from error
 
 
-def _decode(frame: memoryview, topics: Topics) -> FetchAnswer:
+def _decode(frame: memoryview, topics: Topics) -> FetchResponse:
     position = skip_tags(frame, 4)
     _, error_code, session_id = _RESPONSE(frame, position)
     position += 10
     count, position = read_uvarint(frame, position)
-    partitions: list[PartitionAnswer] = []
+    partitions: list[PartitionResponse] = []
     for _ in range(count - 1):
         topic_id = bytes(frame[position : position + 16])
         known = topics.get(topic_id)
@@ -105,12 +105,12 @@ def _decode(frame: memoryview, topics: Topics) -> FetchAnswer:
             partitions.append(answer)
         position = skip_tags(frame, position)
     skip_tags(frame, position)
-    return FetchAnswer(error_code, session_id, tuple(partitions))
+    return FetchResponse(error_code, session_id, tuple(partitions))
 
 
 def _partition(
     frame: memoryview, position: int, known: dict[int, TopicPartition] | None, topic_id: bytes
-) -> tuple[PartitionAnswer, int]:
+) -> tuple[PartitionResponse, int]:
     number, error_code, high_watermark, stable, log_start = _ANSWER.unpack_from(frame, position)
     tp = None if known is None else known.get(number)
     if tp is None:
@@ -129,7 +129,7 @@ def _partition(
             diverging = _EPOCH_AND_OFFSET(frame, start)
         elif tag == 1:
             current_leader = _TWO_INTS(frame, start)
-    answer = PartitionAnswer(
+    answer = PartitionResponse(
         tp,
         error_code,
         high_watermark,

@@ -20,8 +20,8 @@ from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
 from kept.replication.fetch_messages import (
     FetchRequest,
-    OffsetsAnswer,
     OffsetsRequest,
+    OffsetsResponse,
 )
 from kept.replication.fetcher import (
     NEVER,
@@ -356,14 +356,14 @@ class _Stream:
 
     async def _offsets(
         self, connection: NodeConnection, request: OffsetsRequest
-    ) -> tuple[OffsetsAnswer, ...]:
+    ) -> tuple[OffsetsResponse, ...]:
         starts = await self._list(connection, request, EARLIEST)
         ends = await self._list(connection, request, LATEST)
         answers = []
         for tp, _, _ in request.partitions:
             start, end = starts.get(tp, (-1, -1)), ends.get(tp, (-1, -1))
             error = start[0] or end[0]
-            answers.append(OffsetsAnswer(tp, error, start[1], end[1]))
+            answers.append(OffsetsResponse(tp, error, start[1], end[1]))
         return tuple(answers)
 
     async def _list(

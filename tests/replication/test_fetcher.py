@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pytest
 
 from kept.replication.fetch_messages import (
-    FetchAnswer,
     FetchRequest,
-    OffsetsAnswer,
+    FetchResponse,
     OffsetsRequest,
-    PartitionAnswer,
+    OffsetsResponse,
+    PartitionResponse,
 )
 from kept.replication.fetcher import (
     NEVER,
@@ -63,12 +63,14 @@ def asked(request) -> dict[int, int]:
     return {part.tp.partition: part.fetch_offset for part in request.partitions}
 
 
-def answer(*parts: PartitionAnswer, error: int = 0, session: int = SESSION) -> FetchAnswer:
-    return FetchAnswer(error, session, parts)
+def answer(*parts: PartitionResponse, error: int = 0, session: int = SESSION) -> FetchResponse:
+    return FetchResponse(error, session, parts)
 
 
-def data(number: int, size: int = 3, **fields) -> PartitionAnswer:
-    return PartitionAnswer(tp(number), 0, fields.pop("hw", 0), -1, 0, records=bytes(size), **fields)
+def data(number: int, size: int = 3, **fields) -> PartitionResponse:
+    return PartitionResponse(
+        tp(number), 0, fields.pop("hw", 0), -1, 0, records=bytes(size), **fields
+    )
 
 
 def perform(logs: list[FakeLog], work) -> None:
@@ -180,7 +182,7 @@ def test_answers_to_other_requests_are_ignored() -> None:
 def test_a_partition_that_backs_off_is_forgotten_and_comes_back() -> None:
     fetcher, _ = made(2)
     fetcher.step(FetchResponseReceived(fetcher.next_request(0), answer()), 0)
-    refused = PartitionAnswer(tp(0), 6)
+    refused = PartitionResponse(tp(0), 6)
     work = fetcher.step(FetchResponseReceived(fetcher.next_request(100), answer(refused)), 100)
     assert work == ((tp(0), (Backoff(110, 6),)),)
     without = fetcher.next_request(100)
@@ -194,7 +196,7 @@ def test_a_partition_that_backs_off_is_forgotten_and_comes_back() -> None:
 
 def test_with_nothing_to_ask_it_sleeps_until_there_is() -> None:
     fetcher, logs = made(1)
-    refused = PartitionAnswer(tp(0), 6)
+    refused = PartitionResponse(tp(0), 6)
     fetcher.step(FetchResponseReceived(fetcher.next_request(100), answer(refused)), 100)
     assert fetcher.next_request(100) is None
     assert fetcher.wake_at_ms() == 110
@@ -242,7 +244,7 @@ def test_what_fails_here_backs_off_and_the_others_go_on() -> None:
 
 def test_out_of_range_asks_for_the_offsets_first() -> None:
     fetcher, logs = made(2)
-    out = PartitionAnswer(tp(0), 1)
+    out = PartitionResponse(tp(0), 1)
     work = fetcher.step(FetchResponseReceived(fetcher.next_request(0), answer(out, data(1))), 0)
     assert work[0] == (tp(0), (ListOffsets(),))
     perform(logs, work)
@@ -252,7 +254,7 @@ def test_out_of_range_asks_for_the_offsets_first() -> None:
     request = fetcher.next_request(0)
     assert isinstance(request, OffsetsRequest), "asked again"
     assert fetcher.step(OffsetsListed(OffsetsRequest(()), ()), 0) == ()
-    work = fetcher.step(OffsetsListed(request, (OffsetsAnswer(tp(0), 0, 50, 60),)), 0)
+    work = fetcher.step(OffsetsListed(request, (OffsetsResponse(tp(0), 0, 50, 60),)), 0)
     assert work[0][1][0] == StartAt(50)
     logs[0].log_end_offset = 50
     fetch = fetcher.next_request(0)
@@ -262,7 +264,7 @@ def test_out_of_range_asks_for_the_offsets_first() -> None:
 def test_an_offsets_answer_that_leaves_one_out_is_asked_later() -> None:
     fetcher, _ = made(1)
     fetcher.step(
-        FetchResponseReceived(fetcher.next_request(0), answer(PartitionAnswer(tp(0), 1))), 0
+        FetchResponseReceived(fetcher.next_request(0), answer(PartitionResponse(tp(0), 1))), 0
     )
     request = fetcher.next_request(0)
     assert fetcher.step(OffsetsListed(request, ()), 0) == ((tp(0), (Backoff(10, 7),)),)
@@ -328,7 +330,9 @@ def test_in_sync_or_unlisted_replicas_are_never_throttled() -> None:
     quota.record(10_000, 0)
     fetcher, logs = made(1, quota=quota)
     assert asked(fetcher.next_request(0)) == {0: 0}
-    fetcher.step(FetchResponseReceived(fetcher.in_flight, answer(PartitionAnswer(tp(0), 0, 0))), 0)
+    fetcher.step(
+        FetchResponseReceived(fetcher.in_flight, answer(PartitionResponse(tp(0), 0, 0))), 0
+    )
     fetcher.set_throttled(tp(0), True)
     logs[0].log_end_offset = 1
     assert asked(fetcher.next_request(0)) == {0: 1}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kept.replication import follower as core
-from kept.replication.fetch_messages import OffsetsAnswer, PartitionAnswer, PartitionRequest
+from kept.replication.fetch_messages import OffsetsResponse, PartitionRequest, PartitionResponse
 from kept.replication.follower import FollowerCore, FollowerState
 from kept.storage.errors import (
     CorruptMessage,
@@ -145,7 +145,7 @@ class Story:
                 return []
             case "answer" | "late":
                 asked = self.kept if name == "late" else self.asked()
-                answer = PartitionAnswer(
+                answer = PartitionResponse(
                     TP,
                     CODES.get(given.get("error", ""), 0),
                     int(given.get("hw", -1)),
@@ -157,7 +157,7 @@ class Story:
                 )
                 effects = self.core.step(core.FetchCompleted(asked, answer), at)
             case "offsets":
-                answer = OffsetsAnswer(
+                answer = OffsetsResponse(
                     TP,
                     CODES.get(given.get("error", ""), 0),
                     int(given.get("start", -1)),

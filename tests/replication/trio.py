@@ -18,12 +18,12 @@ from kept.replication.fetch_messages import (
     NOT_LEADER_OR_FOLLOWER,
     OFFSET_OUT_OF_RANGE,
     UNKNOWN_LEADER_EPOCH,
-    FetchAnswer,
     FetchRequest,
-    OffsetsAnswer,
+    FetchResponse,
     OffsetsRequest,
-    PartitionAnswer,
+    OffsetsResponse,
     PartitionRequest,
+    PartitionResponse,
 )
 from kept.replication.fetcher import FetcherCore, FetchResponseReceived, OffsetsListed
 from kept.replication.follower_replica import perform_all
@@ -117,10 +117,10 @@ class Node:
             session_id = request.session_id
             known = self.sessions.get(session_id)
             if known is None:
-                return FetchAnswer(FETCH_SESSION_ID_NOT_FOUND)
+                return FetchResponse(FETCH_SESSION_ID_NOT_FOUND)
             session = known
             if session.epoch != request.session_epoch:
-                return FetchAnswer(INVALID_FETCH_SESSION_EPOCH)
+                return FetchResponse(INVALID_FETCH_SESSION_EPOCH)
         session.epoch += 1
         for tp, _ in request.forgotten:
             session.wanted.pop(tp, None)
@@ -129,7 +129,7 @@ class Node:
             self._answer(wanted, replica_id, broker_epoch, now_ms)
             for wanted in session.wanted.values()
         )
-        return FetchAnswer(0, session_id, answers)
+        return FetchResponse(0, session_id, answers)
 
     def _answer(self, wanted: PartitionRequest, replica_id, broker_epoch, now_ms):
         partition = self.partition
@@ -145,9 +145,9 @@ class Node:
             )
         except errors.KeptError as error:
             hint = (partition.leader_id, partition.leader_epoch)
-            return PartitionAnswer(wanted.tp, CODES[type(error)], current_leader=hint)
+            return PartitionResponse(wanted.tp, CODES[type(error)], current_leader=hint)
         data = b"" if found.slice is None else partition.log.disk.pread(*found.slice)
-        return PartitionAnswer(
+        return PartitionResponse(
             wanted.tp,
             0,
             found.high_watermark,
@@ -158,12 +158,12 @@ class Node:
             memoryview(data),
         )
 
-    def _offsets(self, tp, _topic_id, epoch) -> OffsetsAnswer:
+    def _offsets(self, tp, _topic_id, epoch) -> OffsetsResponse:
         try:
             end = self.partition.list_offset(-1, None, epoch).offset
-            return OffsetsAnswer(tp, 0, self.partition.log_start_offset, end)
+            return OffsetsResponse(tp, 0, self.partition.log_start_offset, end)
         except errors.KeptError as error:
-            return OffsetsAnswer(tp, CODES[type(error)])
+            return OffsetsResponse(tp, CODES[type(error)])
 
     # Fetching.
 

@@ -24,9 +24,9 @@ from kept.node.coordinator.transactions.markers import (
     ImageChanged,
     LeadershipConfirmed,
     MarkerEntry,
-    MarkersAnswered,
     MarkerSender,
     MarkersFailed,
+    MarkersResponseReceived,
     SendMarkers,
     StatePartitionUnloaded,
 )
@@ -186,7 +186,7 @@ class MarkerChannel:
                 for marker, partitions in finished.result()
                 for tp, error in partitions
             )
-            self._step(MarkersAnswered(node, answers))
+            self._step(MarkersResponseReceived(node, answers))
 
         marked.add_done_callback(answered)
 
@@ -212,7 +212,7 @@ class MarkerChannel:
             for topic in marker.topics
             for part in topic.partitions
         )
-        self._step(MarkersAnswered(effect.node, answers))
+        self._step(MarkersResponseReceived(effect.node, answers))
 
     def _confirm(self, state_partition: int) -> None:
         def confirmed(is_current: bool) -> None:

@@ -7,7 +7,7 @@ the deletion of its partition, or the loss of the state partition ends it.
 
 Duties of the shell: step :class:`ImageChanged` with each image, the first one before anything else,
 and one that is current before a state partition is loaded, since a partition that the image lacks
-counts as deleted; answer each :class:`SendMarkers` by :class:`MarkersAnswered` or
+counts as deleted; answer each :class:`SendMarkers` by :class:`MarkersResponseReceived` or
 :class:`MarkersFailed`, each :class:`ConfirmLeadership` by :class:`LeadershipConfirmed`.
 
 Who coordinates is proven for two things only: what got no answer (the shell waits for the proof
@@ -104,7 +104,7 @@ class StatePartitionUnloaded(Struct, frozen=True):
     state_partition: int
 
 
-class MarkersAnswered(Struct, frozen=True):
+class MarkersResponseReceived(Struct, frozen=True):
     """The response to a :class:`SendMarkers`: (producer id, partition, error)."""
 
     node: int
@@ -128,7 +128,7 @@ Event = (
     WriteMarkers
     | ImageChanged
     | StatePartitionUnloaded
-    | MarkersAnswered
+    | MarkersResponseReceived
     | MarkersFailed
     | LeadershipConfirmed
 )
@@ -221,7 +221,7 @@ class MarkerSender:
                 self._image_changed(event)
             case StatePartitionUnloaded():
                 self._drop(event.state_partition)
-            case MarkersAnswered():
+            case MarkersResponseReceived():
                 self._answered(event)
             case MarkersFailed():
                 self._failed(event.node)
@@ -354,7 +354,7 @@ class MarkerSender:
         if not queue or not sent:
             del self._queues[node]
 
-    def _answered(self, event: MarkersAnswered) -> None:
+    def _answered(self, event: MarkersResponseReceived) -> None:
         self._failures.pop(event.node, None)
         sent = self._in_flight.pop(event.node, {})
         answers = {(pid, tp): error for pid, tp, error in event.answers}

@@ -81,7 +81,9 @@ class Broker:
 
     def answer(self, number: int, fenced=False, stop=False, index=None):
         index = self.image.index if index is None else index
-        return self.step(life.HeartbeatAnswered, number, HeartbeatReply(fenced, stop, index))
+        return self.step(
+            life.HeartbeatResponseReceived, number, HeartbeatReply(fenced, stop, index)
+        )
 
     @property
     def epoch(self) -> int:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from kept.replication import follower as fol
 from kept.replication import manifests_events as ev
-from kept.replication.fetch_messages import PartitionAnswer, PartitionRequest
+from kept.replication.fetch_messages import PartitionRequest, PartitionResponse
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition_core import Effects
 from kept.storage.types import TopicPartition
@@ -321,7 +321,7 @@ class Machine:
             TP, TOPIC_ID, self.follower.leader_epoch, self.log_end_offset, self.latest_epoch, 0, 1
         )
 
-    def fetched(self, asked: PartitionRequest, answer: PartitionAnswer) -> None:
+    def fetched(self, asked: PartitionRequest, answer: PartitionResponse) -> None:
         self.follower_did(self.follower.fetch_completed(asked, answer, self.world.now_ms))
         self.step(ev.DivergenceChecked(asked.leader_epoch, self.follower.agreed))
 

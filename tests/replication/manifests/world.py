@@ -22,7 +22,7 @@ from kept.replication.events import (
     IsrChanged,
     IsrProposalRejected,
 )
-from kept.replication.fetch_messages import OffsetsAnswer, PartitionAnswer
+from kept.replication.fetch_messages import OffsetsResponse, PartitionResponse
 from kept.replication.manifests import ManifestCore, ManifestRole
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition_core import PartitionCore
@@ -265,7 +265,7 @@ class World:
         if leader is None:
             return False
         if machine.follower.state is fol.FollowerState.LISTING_OFFSETS:
-            answer = OffsetsAnswer(TP, 0, 0, leader.log_end_offset)
+            answer = OffsetsResponse(TP, 0, 0, leader.log_end_offset)
             epoch = machine.follower.leader_epoch
             event = fol.OffsetsReceived(epoch, answer)
             machine.follower_did(machine.follower.step(event, self.now_ms))
@@ -274,23 +274,23 @@ class World:
         machine.fetched(asked, self._fetch_answer(leader, machine, asked))
         return True
 
-    def _fetch_answer(self, leader: Machine, machine: Machine, asked: Any) -> PartitionAnswer:
+    def _fetch_answer(self, leader: Machine, machine: Machine, asked: Any) -> PartitionResponse:
         epoch, end = asked.last_fetched_epoch, asked.fetch_offset
         if epoch >= 0:
             found = leader.own_end_offset(epoch)
             if found is None:
-                return PartitionAnswer(TP, fetch_messages.OFFSET_OUT_OF_RANGE)
+                return PartitionResponse(TP, fetch_messages.OFFSET_OUT_OF_RANGE)
             if found[0] < epoch or found[1] < end:
                 self.saw("divergence")
-                return PartitionAnswer(TP, diverging=found)
+                return PartitionResponse(TP, diverging=found)
         elif end > leader.log_end_offset:
-            return PartitionAnswer(TP, fetch_messages.OFFSET_OUT_OF_RANGE)
+            return PartitionResponse(TP, fetch_messages.OFFSET_OUT_OF_RANGE)
         try:
             effects = leader.leader.step(
                 FollowerFetched(machine.id, end, machine.broker_epoch), self.now_ms
             )
         except KeptError:
-            return PartitionAnswer(TP, fetch_messages.NOT_LEADER_OR_FOLLOWER)
+            return PartitionResponse(TP, fetch_messages.NOT_LEADER_OR_FOLLOWER)
         leader.did(effects)
         rec = next((rec for rec in leader.disk.log if rec.offset >= end), None)
         if rec is not None and rec.offset > end:
@@ -300,7 +300,7 @@ class World:
             machine.manifests.held = leader.manifests.held
             machine.manifests.applied = leader.manifests.applied
         records = b"" if rec is None else leader.encoded(rec)
-        return PartitionAnswer(TP, 0, leader.high_watermark, records=records)
+        return PartitionResponse(TP, 0, leader.high_watermark, records=records)
 
     def pull(self, node: int) -> bool:
         """A follower sends a request."""

@@ -170,7 +170,7 @@ class History:
             for entry in sent.entries
             for tp in sorted(entry.partitions)
         )
-        self._step_sender(mk.MarkersAnswered(node, answers))
+        self._step_sender(mk.MarkersResponseReceived(node, answers))
 
     def _next_request(self) -> int:
         self.request += 1

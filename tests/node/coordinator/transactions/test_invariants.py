@@ -368,7 +368,9 @@ def test_a_request_has_only_so_many_partitions(monkeypatch: pytest.MonkeyPatch) 
     assert sender.without_leader == sender.pending == 4
     (sent,) = sender.step(mk.ImageChanged(Image({})), 0)
     assert sent == mk.SendMarkers(1, (mk.MarkerEntry(first, frozenset({P0, P1})),))
-    effects = sender.step(mk.MarkersAnswered(1, ((7, P0, ev.NO_ERROR), (7, P1, ev.NO_ERROR))), 0)
+    effects = sender.step(
+        mk.MarkersResponseReceived(1, ((7, P0, ev.NO_ERROR), (7, P1, ev.NO_ERROR))), 0
+    )
     assert effects == (
         ev.MarkersWritten(0, first, frozenset({P0, P1})),
         mk.SendMarkers(
@@ -377,7 +379,7 @@ def test_a_request_has_only_so_many_partitions(monkeypatch: pytest.MonkeyPatch) 
     )
     assert (sender.pending, sender.without_leader) == (2, 0)
     # A partition of which the answer says nothing gets the marker again.
-    effects = sender.step(mk.MarkersAnswered(1, ((8, P0, ev.NO_ERROR),)), 0)
+    effects = sender.step(mk.MarkersResponseReceived(1, ((8, P0, ev.NO_ERROR),)), 0)
     assert ev.MarkersWritten(0, second, frozenset({P0})) in effects
     assert sender.tick(20) == (mk.SendMarkers(1, (mk.MarkerEntry(first, frozenset({P2})),)),)
 

@@ -262,7 +262,7 @@ def test_an_answer_of_an_old_epoch_that_counts_for_the_new_one_is_found() -> Non
     """By the history of a failover: such an answer is rare (KAFKA-16352)."""
 
     class Sender(mk.MarkerSender):
-        def _answered(self, event: mk.MarkersAnswered) -> None:
+        def _answered(self, event: mk.MarkersResponseReceived) -> None:
             super()._answered(event)
             written = {(pid, tp) for pid, tp, error in event.answers if not error.value}
             for job, partitions in tuple(self._unwritten.items()):

@@ -466,7 +466,7 @@ class World:
         if kind < 0.3:
             self.step_sender(node, mk.MarkersFailed(sent.node))
         else:
-            self.step_sender(node, mk.MarkersAnswered(sent.node, tuple(answers)))
+            self.step_sender(node, mk.MarkersResponseReceived(sent.node, tuple(answers)))
 
     def marker_at(
         self, node: int, tp: TopicPartition, marker: EndMarker, *, healthy: bool

@@ -62,7 +62,7 @@ class Rates(Generic[K]):
         known = [self.readings[key].value for key in keys if key in self.readings]
         return sum(known) if known else None
 
-    def keep(self, keys: set[K]) -> None:
+    def retain_only(self, keys: set[K]) -> None:
         """Forget all others."""
         self.readings = {key: it for key, it in self.readings.items() if key in keys}
 
@@ -105,8 +105,8 @@ class ClusterRates:
         """These topics exist."""
         self.topics = dict(topics)
         there = set(self.partitions())
-        self.ends.keep(there)
-        self.sizes.keep(there)
+        self.ends.retain_only(there)
+        self.sizes.retain_only(there)
 
     def partitions(self, *, led: bool = False) -> list[TopicPartition]:
         """All partitions, or those that have a leader, in order."""
@@ -128,7 +128,9 @@ class ClusterRates:
         for known in (self.groups, self.committed):
             for name in known.keys() - self.listings.keys():
                 del known[name]
-        self.positions.keep({key for key in self.positions.readings if key[0] in self.listings})
+        self.positions.retain_only(
+            {key for key in self.positions.readings if key[0] in self.listings}
+        )
 
     def add_groups(
         self,

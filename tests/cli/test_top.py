@@ -39,7 +39,7 @@ def test_a_rate_is_that_between_the_last_two_readings():
     assert rates.rate(["x"]) == -30, "a log that was cut goes back"
     rates.record({"x": 7}, 4.0)
     assert rates.rate(["x"]) == -30, "no time has passed"
-    rates.keep({"y"})
+    rates.retain_only({"y"})
     assert rates.value("x") is None
 
 

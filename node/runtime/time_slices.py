@@ -15,6 +15,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final, Protocol, TypeVar
 
+from kept.node.runtime.logging import bugs
 from kept.steps import Steps
 
 T = TypeVar("T")
@@ -100,11 +101,15 @@ class SlicedTask(asyncio.Future[T]):
         try:
             next(self._steps)
         except StopIteration as end:
-            self.set_result(end.value)
+            if not self.done():  # its last item may have had it cancelled
+                self.set_result(end.value)
         except asyncio.CancelledError:  # of a future whose result it took
             super().cancel()
         except Exception as error:  # noqa: BLE001 - whoever awaits the result handles it
-            self.set_exception(error)
+            if self.done():
+                bugs.report("cancelled work failed", error)
+            else:
+                self.set_exception(error)
 
     def failure(self) -> BaseException | None:
         """Why it is done without a result; None: it has one. It may be cancelled by itself: by a

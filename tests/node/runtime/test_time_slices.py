@@ -126,6 +126,26 @@ def test_what_is_cancelled_ends_where_it_is(turns) -> None:
     assert kept.result() == "made"
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_work_that_its_last_item_cancels_ends_and_others_go_on(turns, fails, capsys) -> None:
+    """As a load whose last append takes the partition offline."""
+    slices, other = TimeSlices(turns, turns.clock), Counted(IN_PLACE_STEPS + 5)
+
+    def cancels() -> Generator[None, None, str]:
+        yield from Counted(IN_PLACE_STEPS).steps()
+        work.cancel()
+        if fails:
+            raise ValueError("a bug of ours")
+        return "made"
+
+    work = slices.run(cancels())
+    kept = slices.run(other.steps())
+    while turns.calls:
+        turns.turn()
+    assert work.cancelled() and kept.result() == "made"
+    assert ("a bug of ours" in capsys.readouterr().err) is fails
+
+
 def test_an_error_is_the_results(turns) -> None:
     slices = TimeSlices(turns, turns.clock)
     result = slices.run(Counted(1000, fails_at=500).steps())

@@ -14,6 +14,7 @@ in slices, so that the node goes on serving.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -37,7 +38,7 @@ from kept.node.runtime.completable_future import CompletableFuture
 from kept.node.runtime.error_codes import code_for
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import SLICE_S
-from kept.steps import finished
+from kept.steps import Steps, finished
 from kept.storage.errors import (
     InvalidProducerEpoch,
     InvalidTxnState,
@@ -181,8 +182,8 @@ class Shard(Generic[Core]):
         self._timer_due_ms = 0
         """When the loop should call: a deadline may have passed before, while others were met."""
         self._unloaded = False
-        self._held_back: list[Any] = []
-        """Events of the node that came while we were loading."""
+        self._held_back: deque[Any] = deque()
+        """Events that came while we were loading."""
 
     @property
     def leads(self) -> bool:
@@ -200,9 +201,7 @@ class Shard(Generic[Core]):
         """Begin to read the log, an empty one at once; then, or on failure, ``done`` is called."""
         partition = self.partition
         if partition.log_start_offset == partition.log_end_offset:
-            now_ms = self._now_ms()
-            self._sync_clock(now_ms)
-            self._loaded(finished(self.core.loaded(now_ms)))
+            finished(self._loaded(finished(self._core_loaded())))
             return
         self._loading = self._runtime.loop.create_task(self._load())
         self._loading.add_done_callback(lambda _: done())
@@ -215,11 +214,8 @@ class Shard(Generic[Core]):
             steps = load(partition, partial(self._kind.replay, self.core))
             count = await self._runtime.loads.finish(steps)
             await self._kind.prepare(self)
-            now_ms = self._now_ms()
-            self._sync_clock(now_ms)
-            effects = await self._runtime.loads.finish(self.core.loaded(now_ms))
-            if not self._unloaded:
-                self._loaded(effects, count)
+            effects = await self._runtime.loads.finish(self._core_loaded())
+            await self._runtime.loads.finish(self._loaded(effects, count))
         except NotLeaderOrFollower as error:
             self.failed = error.client_message
         # Whatever it is: clients would be told to wait for ever.
@@ -258,11 +254,24 @@ class Shard(Generic[Core]):
         self.partition.when_committed(end_offset, resolve)
         await done
 
-    def _loaded(self, effects: tuple[Any, ...], count: int = 0) -> None:
+    def _core_loaded(self) -> Steps[tuple[Any, ...]]:
+        now_ms = self._timer_due_ms = self._now_ms()
+        self._sync_clock(now_ms)
+        return self.core.loaded(now_ms)
+
+    def _loaded(self, effects: tuple[Any, ...], count: int = 0) -> Steps[None]:
+        """Carry out the effects of the load, then step what was held back, one a step; then serve.
+        The core steps nothing else before the last effect, and its timers wait until it serves.
+        :meth:`unload` ends this where it is.
+        """
+        for effect in effects:
+            self._perform((effect,))
+            yield
+        while self._held_back:
+            self.step(self._held_back.popleft())
+            yield
         self.is_active = True
-        self._perform(effects)
-        for event in self._held_back:
-            self.step(event)
+        self._tick()  # which gives back what the load took, if that was long
         if count:
             took_ms = self._now_ms() - round(self.load_started_s * 1000)
             log.info("coordinator loaded", partition=self.tp.place, records=count, ms=took_ms)
@@ -284,6 +293,7 @@ class Shard(Generic[Core]):
         for handle in self._uncommitted.values():
             handle.cancel()
         self._uncommitted.clear()
+        self._held_back.clear()
         for effect in self.core.unload():
             if isinstance(effect, Response):
                 self.respond(effect.request, effect.result)
@@ -326,14 +336,14 @@ class Shard(Generic[Core]):
             self.step(make_event(request))
 
     def notify(self, event: Any) -> None:
-        """Step an event of the node: now, or when the log is read."""
+        """Step an event that no request waits for: now, or once the core is loaded."""
         if self.is_active:
             self.step(event)
         elif not self._unloaded:
             self._held_back.append(event)
 
     def step(self, event: Any) -> None:
-        """Step an event that concerns no request."""
+        """Step an event now, also while loading."""
         if self._unloaded:
             return
         now_ms = self._now_ms()
@@ -462,20 +472,20 @@ class Shard(Generic[Core]):
             self._hosted.flush(end_offset, step_done)
 
     def _timed_out(self, append: int, error: BaseException) -> None:
-        self.step(AppendTimedOut(append, coordinator_error(error)))
+        self.notify(AppendTimedOut(append, coordinator_error(error)))
 
     def _append_committed(self, append: int) -> None:
         timer = self._uncommitted.pop(append, None)
         if timer is not None:
             timer.cancel()
-        self.step(AppendCommitted(append))
+        self.notify(AppendCommitted(append))
 
     # Timers.
 
     def _schedule_tick(self) -> None:
         """Have the loop call when the core's next timer is due; an earlier call does no harm."""
         deadline_ms = self.core.next_deadline_ms
-        if deadline_ms is None or self._unloaded:
+        if deadline_ms is None or not self.is_active:
             return
         if self._timer_deadline_ms is not None and self._timer_deadline_ms <= deadline_ms:
             return

@@ -92,10 +92,12 @@ class Shards(Generic[Core]):
             shard.notify(event)
 
     def step(self, partition: int, event: Any) -> None:
-        """Have the core of a partition step an event of the node, if it is loaded here."""
+        """Have the core of a partition step an event of the node, if it is led here: once it is
+        loaded.
+        """
         shard = self._shards.get(partition)
-        if shard is not None and shard.is_active:
-            shard.step(event)
+        if shard is not None:
+            shard.notify(event)
 
     def _follow(self, image: Image) -> None:
         topic = image.topics.get(self._topic)
@@ -214,9 +216,13 @@ class Shards(Generic[Core]):
             if not future.done():
                 future.set_result(None)
 
+    def __iter__(self) -> Iterator[Shard[Core]]:
+        """All of them, also those that are being loaded."""
+        return iter(tuple(self._shards.values()))
+
     def serving(self) -> Iterator[Shard[Core]]:
         """Shards that are loaded."""
-        return (shard for shard in tuple(self._shards.values()) if shard.is_active)
+        return (shard for shard in self if shard.is_active)
 
     def collect(self, listed: Callable[[Core], Iterator[T | None]]) -> Steps[list[T]]:
         """What the cores list of all partitions that this node leads, in slices; what is None they

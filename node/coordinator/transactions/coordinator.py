@@ -25,6 +25,7 @@ from kept.node.runtime.counters import REQUEST_BUCKETS
 from kept.node.runtime.histogram import Histogram
 from kept.node.runtime.logging import log
 from kept.node.runtime.tasks import TaskOwner
+from kept.node.runtime.time_slices import Pace
 from kept.steps import Steps
 from kept.storage.errors import CoordinatorNotAvailable, KeptError
 from kept.storage.types import NO_LEADER_EPOCH
@@ -104,8 +105,8 @@ class TransactionCoordinator:
         self.markers.image_changed(image)
         self.shards.metadata_changed(image, delta)
         settings = self.settings()
-        for core in self.cores():
-            core.settings = settings
+        for shard in self.shards:
+            shard.core.settings = settings
 
     @property
     def is_served(self) -> bool:
@@ -174,9 +175,12 @@ class TransactionCoordinator:
         """Where transactions have partitions that the image lacks, a read barrier: an image that is
         older than they are must not have them taken for deleted, and left without a marker.
         """
-        image = self.metadata.image
-        if any(image.partition(*tp) is None for tp in shard.core.partitions()):
-            await self.barrier.wait()
+        pace = Pace()
+        for tp in shard.core.partitions():
+            if self.metadata.image.partition(*tp) is None:
+                await self.barrier.wait()
+                break
+            await pace.checkpoint()
         self.load_seconds.observe(self.runtime.loop.time() - shard.load_started_s)
 
     def perform(self, shard: Shard[TransactionCore], effect: Any) -> None:

@@ -480,6 +480,34 @@ async def test_members_outlive_a_process_that_stood_still() -> None:
 
 
 @run
+async def test_members_outlive_a_load_that_takes_longer_than_their_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody could hear their heartbeats meanwhile."""
+    partition = FakePartition()
+    partition.stage(bytearray(plain(0, many_members(50, 10_000).encode())), 1)
+    partition.write()
+    f = ShardFixture(partition)
+    core = f.shard.core
+    began_ms = now_ms = f.shard._now_ms()
+    step = core.step
+
+    def slow(event: Any, event_ms: int) -> Any:
+        nonlocal now_ms
+        now_ms += 20_000 * isinstance(event, ev.TopicsDeleted)
+        return step(event, event_ms)
+
+    monkeypatch.setattr(core, "step", slow)
+    monkeypatch.setattr(f.shard, "_now_ms", lambda: now_ms)
+    f.shard.notify(ev.TopicsDeleted((("other", TOPIC_ID),)))
+    await until(lambda: f.shard.is_active)
+    while (core.next_deadline_ms or now_ms) <= began_ms + 20_000:
+        f.shard._tick()
+    assert len(core.groups["g"].members) == 50
+    f.shard.unload()
+
+
+@run
 async def test_topics_deleted_while_loading_are_not_forgotten() -> None:
     f = ShardFixture(await filled(500))
     assert not f.shard.is_active

@@ -132,8 +132,11 @@ TESTS: Final = {
         "tests/node/test_clean_epoch.py",
     ],
     "node/replicas/manifests/install.py": [
-        f"tests/node/replicas/manifests/test_{name}.py"
-        for name in ("install", "applying", "committed_first", "lost")
+        "tests/node/compaction/test_cleaner_swap.py",
+        *(
+            f"tests/node/replicas/manifests/test_{name}.py"
+            for name in ("install", "store", "applying", "committed_first", "lost")
+        ),
     ],
     "node/replicas/manifests/recover.py": [
         f"tests/node/replicas/manifests/test_{name}.py" for name in ("recover", "lost")

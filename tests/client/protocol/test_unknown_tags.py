@@ -10,9 +10,9 @@ from kio.schema.index import api_key_map
 from kio.static.constants import EntityType
 
 from kept.client.protocol import messages as protocol
-from kept.client.protocol.bounds import program
+from kept.client.protocol.bounds import NO_LIMIT, Walk, program
 from kept.storage.errors import CorruptMessage
-from tests.client.protocol.messages import sample
+from tests.client.protocol.messages import plain_walk, sample
 
 UNKNOWN = bytes((1, 99, 3)) + b"new"
 """A section of one tagged field: tag 99, three bytes."""
@@ -29,10 +29,17 @@ def flexible() -> list[Any]:
     return found
 
 
+def rewritten(walk: Any, cls: Any, data: bytes) -> bytes:
+    """A message without its unknown tagged fields, by a walk in Cython or Python."""
+    found: bytes = walk(program(cls).code, data, NO_LIMIT).rewritten(program(cls).start, 0)
+    return found
+
+
 @pytest.mark.parametrize("cls", flexible(), ids=lambda cls: cls.__name__)
 def test_a_message_without_unknown_tags_stays_what_it_is(cls) -> None:
     data = protocol.encode(protocol.build(cls, sample(cls)))
     assert program(cls).without_unknown_tags(b"?" + data + b"?", 1) == data
+    assert rewritten(plain_walk(), cls, data) == data
     empty = protocol.encode(protocol.decode(cls, data)[0])
     assert empty == data
 
@@ -81,7 +88,9 @@ def test_unknown_tags_within_and_beside_known_ones() -> None:
     known = bytes((1, 0, 3)) + b"\x03ab"
     assert data.endswith(known)
     both = bytes((2, 0, 3)) + b"\x03ab" + UNKNOWN[1:]
-    assert protocol.decode(cls, data.removesuffix(known) + both)[0] == message
+    longer = data.removesuffix(known) + both
+    assert protocol.decode(cls, longer)[0] == message
+    assert [rewritten(walk, cls, longer) for walk in (Walk, plain_walk())] == [data, data]
 
 
 @pytest.mark.parametrize("cut", range(1, 12))

@@ -260,6 +260,7 @@ def test_described_as_kafka_describes(topic):
         assert ours.value == theirs["value"], name
         synonyms = [[s.name, s.value, int(s.source)] for s in ours.synonyms]
         assert synonyms == theirs["synonyms"], name
+        assert not ours.read_only, name
         if name != "min.insync.replicas":  # Kafka sets that one for all brokers (ELR)
             assert ours.source == theirs["source"], name
 

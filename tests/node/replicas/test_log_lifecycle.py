@@ -117,8 +117,11 @@ def append(node) -> None:
 
 def test_an_open_log_changes_its_role_while_others_wait_for_the_disk(lone, stalled):
     async def scene(node):
+        lifecycle = node.parts.replicas.log_lifecycle
+        assert lifecycle.is_idle
         creating = propose(node, topic("waiting", 7, partitions=600))
         await reached(stalled.reached)
+        assert not lifecycle.is_idle
         await propose(node, [elected(node, "open")])
         partition = node.parts.table.partition(OPEN)
         assert partition.leader_epoch == 1
@@ -129,6 +132,7 @@ def test_an_open_log_changes_its_role_while_others_wait_for_the_disk(lone, stall
             node.parts.table.partition(WAITING)
         stalled.go.set()
         await creating
+        assert lifecycle.is_idle
         assert len(node.parts.table.by_name[b"waiting"].partitions) == 600
 
     play(lone, scene)

@@ -89,9 +89,10 @@ else
 	$(PYTEST) -q -m slow -n 2 --dist worksteal tests/sim/test_planted.py
 endif
 
-# The protocol of docs/compaction-protocol.md by itself, then each mistake in it. SECONDS= of CPU for each random run.
+# The protocol of docs/compaction-protocol.md by itself, then each mistake in it. SECONDS= of CPU for each random run,
+# STATES= for each run in breadth.
 model: setup
-	$(BIN)/python -m tests.model --all $(if $(SECONDS),--seconds $(SECONDS))
+	$(BIN)/python -m tests.model --all $(if $(SECONDS),--seconds $(SECONDS)) $(if $(STATES),--states $(STATES))
 
 # Containers from the image under faults at random; MINUTES= so long, SEED= repeats the faults' order.
 chaos: setup

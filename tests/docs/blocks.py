@@ -15,8 +15,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kept.node.config.local_cluster import NODE_PORT_OFFSET
@@ -111,18 +112,21 @@ def run(
     port: int,
     timeout_s: float,
     programs: Path = HERE,
+    *,
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Run the commands in ``folder``, and compare what they print.
 
     Ports 9092 to 9094 of the page become ``port`` to ``port + 2``, and 10092 to 10094 those of
-    nodes; ``kept`` and ``python3`` are those of the folder ``programs``. What is left running in
-    the background is ended. AssertionError names the page, the line and the command that failed,
-    with what it printed.
+    nodes; ``kept`` and ``python3`` are those of the folder ``programs``; ``environ`` is exported,
+    too. Standard input is empty. What is left running in the background is ended. AssertionError
+    names the page, the line and the command that failed, with what it printed.
     """
     script = ["set -o pipefail"]
     for command in page_commands:
         script += [_moved(command.text, port), f'printf "\\n{_DONE} %s\\n" $?']
-    stdout = _output("\n".join(script) + "\n", folder, environment(port, programs), timeout_s)
+    env = {**environment(port, programs), **environ}
+    stdout = _output("\n".join(script) + "\n", folder, env, timeout_s)
     outputs = re.split(rf"\n{_DONE} (\d+)\n", stdout)
     for number, command in enumerate(page_commands):
         where = f"{command.page}:{command.line}: {command.text}"
@@ -139,17 +143,17 @@ def run(
 def _output(script: str, folder: Path, env: dict[str, str], timeout_s: float) -> str:
     """What a shell prints that runs ``script``; nothing that it began in its group outlives it."""
     with subprocess.Popen(
-        ["bash"],
+        ["bash", "-c", script],
         cwd=folder,
         env={**env, "XDG_CONFIG_HOME": str(folder / "config")},
-        stdin=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     ) as shell:
         try:
-            return shell.communicate(script, timeout=timeout_s)[0]
+            return shell.communicate(timeout=timeout_s)[0]
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)

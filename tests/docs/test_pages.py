@@ -34,8 +34,18 @@ NEEDS = {
 }
 """What pages need besides kept, as markers."""
 RUNNABLE = ("console", "python")
+SHELLS = ("sh", "bash", "shell", "zsh", "pycon")
+PROGRAM = (
+    r"(kept|pip3?|pipx|uv|python3?|pytest|make|git|docker(-compose)?|helm|kubectl|systemctl|sudo"
+    r"|cp|mkdir|cat|echo|export|curl|openssl|bash|sh|java|mvn|npm|apt(-get)?)( |$)"
+)
+TYPED = re.compile(
+    rf"^[ ]*(\$ |[A-Z_]+=\S*[ ]+\S|(\./|\S*\bbin/|tests/)\S|{PROGRAM})", re.MULTILINE
+)
+"""How a line begins that is typed: with a program, with a path to one, with a variable for it."""
 PAGES = sorted(
-    page.relative_to(ROOT).as_posix() for page in (*DOCS.rglob("*.md"), ROOT / "README.md")
+    page.relative_to(ROOT).as_posix()
+    for page in (*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
 )
 
 
@@ -92,6 +102,8 @@ def test_a_block_is_run_or_says_why_not(page):
         else:
             assert here or reason, f"{page}:{line}: no test runs this block, and nothing says why"
             assert reason is None or len(reason.split()) > 1
+            for named in re.findall(r"\btests/[\w/]+\.py", reason or ""):
+                assert (ROOT / named).exists(), f"{page}:{line}: there is no {named}"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -105,8 +117,41 @@ def test_commands_stand_in_blocks_that_can_be_run(page):
 
 def has_command(language: str, block: str) -> bool:
     """Whether a fenced block holds what is typed in a shell."""
-    typed_here = re.search(r"^[ ]*(\$ |kept |pip install )", block, re.M) is not None
-    return language in {"sh", "bash", "shell", "pycon"} or (language == "" and typed_here)
+    return language in SHELLS or (language in {"", "text"} and TYPED.search(block) is not None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "$ true",
+        "kept topic list",
+        "make sim SEEDS=10000          # so many of each stage",
+        ".venv/bin/python -m tests.sim --stage raft --seed 5077",
+        "MINUTES=10 .venv/bin/python -m pytest -m slow",
+        "SEED=1 MINUTES=10 ...",
+        "tests/tools/base-image",
+        "/opt/kept/bin/kept serve",
+        "  docker run kept:0.1.0",
+        "# a comment\nmake",
+    ],
+)
+def test_a_command_is_told_by_how_it_begins(line):
+    assert has_command("", f"{line}\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "client ──► listener",
+        "maker ──► taker",
+        "KEY = value",
+        "sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required \\",
+        "  cluster/raft  ◄─────── frames",
+        "/var/lib/kept/data/users-0/00000000000000000000.log",
+    ],
+)
+def test_a_picture_is_no_command(line):
+    assert not has_command("", f"{line}\n")
 
 
 def test_what_the_first_steps_leave_in_a_clone_is_no_change_of_it():
@@ -135,6 +180,9 @@ class TestRunner:
         text = "$ cat <<'END'\n$ x\nEND\n$ x\n$ echo \\\nb\nb"
         found = [command.text for command in typed(text, "page.md", 1)]
         assert found == ["cat <<'END'\n$ x\nEND", "x", "echo \\\nb"]
+
+    def test_a_command_that_reads_takes_nothing_from_those_behind_it(self, tmp_path):
+        self.run(tmp_path, "$ cat\n$ echo a\na")
 
     def test_the_ports_of_the_page_are_moved(self, tmp_path):
         self.run(tmp_path, "$ echo localhost:9093 kept serve\nlocalhost:9093 kept serve")

@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-import subprocess
+import re
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "resurrection.py"
+from tests.docs.blocks import ROOT, Command, given_to, run, typed
+
+HERE = "tests/failover/test_resurrection.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def told(broker: str) -> tuple[int, list[str]]:
-    """Exit status and lines of the story on one system."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--broker", broker],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
+def told() -> Command:
+    """The command of README.md, and what it prints. Which node was away is chance."""
+    ((_, text, line),) = given_to(HERE, ROOT / "README.md")
+    (command,) = typed(text, "README.md", line)
+    return command._replace(
+        text=command.text.replace(".venv/bin/python", sys.executable),
+        expected=tuple(re.sub(r"node \d", "node …", said) for said in command.expected),
     )
-    return done.returncode, done.stdout.splitlines()
 
 
 def test_on_kept_it_stays_deleted():
-    status, lines = told("kept")
-    assert status == 0, "\n".join(lines)
-    assert lines[0].endswith("compacted: None")
-    assert lines[1].endswith("leads: None: it stays deleted")
+    """Without Java."""
+    command = told()
+    alone = command._replace(
+        text=command.text.replace("resurrection.py", "resurrection.py --broker kept"),
+        expected=tuple(said for said in command.expected if said.startswith("kept: ")),
+    )
+    assert len(alone.expected) == 2 and "--broker" in alone.text
+    run([alone], ROOT, 1, 300)
 
 
 @pytest.mark.java
 def test_on_kafka_it_comes_back():
     """Or the story would show nothing."""
-    status, lines = told("kafka")
-    assert status == 0, "\n".join(lines)
-    assert lines[0].endswith("compacted: None")
-    assert lines[1].endswith("leads: b'alive': IT CAME BACK")
+    command = told()
+    assert len(command.expected) == 4
+    run([command], ROOT, 1, 550)

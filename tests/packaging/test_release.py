@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
 import tomllib
+import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from release import release
+from tests.docs.blocks import Command, given_to, run, typed
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -27,6 +31,9 @@ CHANGES = """# Changelog
 ## 1.1 (2026-12-24)
 - Older.
 """
+
+
+PAGE = "docs/release.md"
 
 
 @pytest.fixture
@@ -77,6 +84,46 @@ def test_sums_are_those_that_sha256sum_checks(tmp_path):
         for name, content in (("a.tar.gz", b"a"), ("b.whl", b"b"))
     ]
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=tmp_path, check=True)
+
+
+def stand_in(wheel: Path) -> None:
+    """A wheel with nothing in it but what ``pip`` asks of it."""
+    name, version, python, abi, platform = wheel.stem.split("-")
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: {python}-{abi}-{platform}\n",
+    }
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+        archive.writestr(f"{info}/RECORD", "".join(f"{path},,\n" for path in files))
+
+
+def typed_here() -> list[Command]:
+    """The commands of the page, for this kind of processor."""
+    ((_, text, line),) = given_to("tests/packaging/test_release.py", ROOT / PAGE)
+    return list(typed(text.replace("x86_64", os.uname().machine), PAGE, line))
+
+
+@pytest.mark.slow
+def test_what_a_release_holds_is_checked_and_installed_as_the_page_says(tmp_path):
+    """With an empty wheel of the name that the page gives: its version, Python and platform."""
+    check, install = typed_here()
+    wheel = tmp_path / install.text.rpartition("/")[2]
+    assert wheel.name.startswith(f"kept_log-{VERSION}-")
+    stand_in(wheel)
+    (tmp_path / "left-out").write_bytes(b"x")
+    release.write_sums(tmp_path)
+    (tmp_path / "left-out").unlink()
+    venv.create(tmp_path / "venv", with_pip=True)
+    shown = Command("python -m pip show kept-log", ("…", f"Version: {VERSION}", "…"), PAGE, 0)
+    alone = {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    programs = tmp_path / "venv" / "bin"
+    run([check, install, shown], tmp_path, 1, 200, programs, environ=alone)
+    wheel.write_bytes(wheel.read_bytes() + b"x")
+    with pytest.raises(AssertionError, match="FAILED"):
+        run([check], tmp_path, 1, 60)
 
 
 def test_a_directory_that_holds_something_else_is_left_alone(tmp_path, monkeypatch, capsys):

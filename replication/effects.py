@@ -39,4 +39,10 @@ class RecordsLost(Struct, frozen=True):
     incomplete: str | None
 
 
-Report = LogTruncated | RecordsLost
+class AcknowledgementsLeft(Struct, frozen=True):
+    """More are to hear that what they wait for is committed than are told at once: call
+    :meth:`.partition.Partition.acknowledge_next` until nobody is left, in slices.
+    """
+
+
+Report = LogTruncated | RecordsLost | AcknowledgementsLeft

@@ -187,13 +187,14 @@ class Partition(Replica):
                 self._wake_replicas()
 
     def when_committed(self, end_offset: int, callback: CommitCallback) -> Token:
-        """Call back once HW >= ``end_offset``: at once when it is, else when it moves there.
+        """Call back once HW >= ``end_offset``: at once when it is, else when it moves there, or a
+        moment later behind many others.
 
         With an error: NotEnoughReplicasAfterAppend (committed, but by too few), NotLeaderOrFollower
         or KafkaStorageError (nobody knows). Returns what :meth:`forget_commit` knows it by.
         """
         core = self.core
-        if core.alone and core.high_watermark >= end_offset:
+        if core.alone and core.high_watermark >= end_offset and self._acknowledged is None:
             callback(None)
         elif self.offline is not None:
             callback(KafkaStorageError(f"{self.topic_partition.place}: {self.offline}"))
@@ -206,9 +207,25 @@ class Partition(Replica):
         return NO_TOKEN
 
     def forget_commit(self, token: Token) -> None:
-        """The waiter gave up (its request timed out): it is not called any more."""
-        if self._commits.pop(token, None) is not None:
+        """The waiter gave up (its request timed out): it is called now if the wait is over, which
+        it was to hear in its turn, else not any more.
+        """
+        if self._acknowledged is not None and token in self._acknowledged:
+            callback, error = self._acknowledged.pop(token)
+            callback(error)
+        elif self._commits.pop(token, None) is not None:
             self._perform(self.core.step(WaitCancelled(token), 0))
+
+    def acknowledge_next(self) -> bool:
+        """Call who is next of those that :class:`.effects.AcknowledgementsLeft` is about; False:
+        nobody is left. Raises what is raised there.
+        """
+        if not self._acknowledged:
+            self._acknowledged = None
+            return False
+        _, (callback, error) = self._acknowledged.popitem(last=False)
+        callback(error)
+        return True
 
     # Reading.
 

@@ -6,10 +6,11 @@ follower does to its log, ``partition.py`` adds reading, writing and maintenance
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol
+from collections import OrderedDict
+from typing import Final, NoReturn, Protocol
 from uuid import UUID
 
-from kept.replication.effects import Report
+from kept.replication.effects import AcknowledgementsLeft, Report
 from kept.replication.events import (
     Acknowledge,
     BecameLeader,
@@ -57,6 +58,9 @@ from kept.storage.errors import (
 from kept.storage.log.log import Log
 from kept.storage.producers.cut_preparation import CutPreparation
 from kept.storage.types import LogConfig, TopicPartition
+
+ACKNOWLEDGED_AT_ONCE: Final = 64
+"""Of thousands that wait for one follower's fetch each takes 15 us to be answered."""
 
 
 def committed_by(event: Event, core: PartitionCore) -> int:
@@ -122,6 +126,9 @@ class Replica:
     ``core`` keeps epochs, ISR, the high watermark and manifests in either role; ``suspended``: the
     node may have slept through a change of leadership, so nothing is served.
     """
+
+    _acknowledged: OrderedDict[Token, tuple[CommitCallback, KeptError | None]] | None = None
+    """Those that :class:`AcknowledgementsLeft` is about, in their order, until nobody is left."""
 
     def __init__(
         self,
@@ -505,14 +512,26 @@ class Replica:
         raise KafkaStorageError(f"{self.topic_partition.place}: {error.client_message}") from error
 
     def _perform(self, effects: Effects) -> None:
+        many = len(effects) > ACKNOWLEDGED_AT_ONCE and self.listener is not None
+        if many and self._acknowledged is None:
+            self._acknowledged = OrderedDict()
+            self._perform(effects)
+            self.emit(AcknowledgementsLeft())
+            return
         for effect in effects:
             if effect is HIGH_WATERMARK_MOVED:
                 if self._waiters:
                     self.wake()
             elif isinstance(effect, Acknowledge):
                 callback = self._commits.pop(effect.token, None)
-                if callback is not None:
-                    callback(self._commit_error(effect.error))
+                if callback is None:
+                    continue
+                error = self._commit_error(effect.error)
+                # Who lost the leadership hears it before anything of another leader's is here.
+                if self._acknowledged is None or not self.core.leading:
+                    callback(error)
+                else:
+                    self._acknowledged[effect.token] = callback, error
             else:
                 self.emit(effect)
 

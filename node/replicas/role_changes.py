@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from kept.cluster.metadata.records import NO_LEADER
 from kept.node.replicas import lost_records_report
 from kept.node.runtime.clock import monotonic_ms
-from kept.node.runtime.logging import log
-from kept.replication.effects import LogTruncated, RecordsLost
+from kept.node.runtime.logging import bugs, log
+from kept.replication.effects import AcknowledgementsLeft, LogTruncated, RecordsLost
 from kept.replication.events import (
     Acknowledge,
     EligibleBrokersChanged,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.runtime import Runtime
     from kept.replication.effects import Report
     from kept.replication.partition_core import Effect
+    from kept.steps import Steps
 
 
 class RoleChanges:
@@ -297,8 +298,22 @@ class RoleChanges:
         elif isinstance(effect, RecordsLost):
             node_id = self._identity.node_id
             lost_records_report.report(self._runtime, self._counters, node_id, hosted, effect)
+        elif isinstance(effect, AcknowledgementsLeft):
+            self._runtime.slices.run(self._acknowledge(hosted))
         elif not isinstance(effect, HighWatermarkMoved | Acknowledge | NoteManifest):
             hosted.manifests.perform(effect)
+
+    @staticmethod
+    def _acknowledge(hosted: LocalReplica) -> Steps[None]:
+        """One a step, until nobody is left."""
+        is_over = False
+        while not is_over:
+            try:
+                is_over = not hosted.partition.acknowledge_next()
+            except Exception as error:  # noqa: BLE001 - the others are told
+                where = hosted.partition.topic_partition.place
+                bugs.report("not acknowledged", error, partition=where)
+            yield
 
     @staticmethod
     def _truncated(hosted: LocalReplica, effect: LogTruncated) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from kept.cluster.metadata.records import BrokerRecord, RemoveTopicRecord
 from kept.node.replicas.role_changes import RoleChanges
+from kept.node.runtime.time_slices import IN_PLACE_STEPS, TURN_S, TimeSlices
+from kept.replication.effects import AcknowledgementsLeft
 from kept.replication.events import EligibleBrokersChanged
 from kept.storage.errors import InvariantViolation, KafkaStorageError
 from kept.storage.types import TopicPartition
 from tests.support.decisions import propose
+from tests.support.given import Given
+from tests.support.loops import run
 
 BROKEN, WHOLE = TopicPartition("broken", 0), TopicPartition("whole", 0)
 
@@ -146,3 +152,31 @@ def test_a_replica_that_resigned_does_it_again_only_while_there_is_reason(
 
     lone.run(again())
     assert done == (["stop", "resign"] if offline else ["resign"] if resigns else [])
+
+
+@run
+async def test_very_many_acknowledgements_are_told_in_slices(capsys) -> None:
+    """A bug that one of them meets keeps no other from being told."""
+    told, now_s = 0, 0.0
+    roles: Any = RoleChanges.__new__(RoleChanges)
+    slices = TimeSlices(asyncio.get_running_loop(), lambda: now_s)
+    roles._runtime = Given(slices=slices)
+
+    def acknowledge_next() -> bool:
+        nonlocal told, now_s
+        told += 1
+        now_s += TURN_S / 10
+        if told == 40:
+            raise KeyError("a bug of ours")
+        return told < 500
+
+    hosted: Any = Given(partition__acknowledge_next=acknowledge_next)
+    hosted.partition.topic_partition = WHOLE
+    roles.perform(hosted, AcknowledgementsLeft())
+    assert told == IN_PLACE_STEPS
+    while told < 500:
+        before = told
+        await asyncio.sleep(0)
+        assert 1 <= told - before <= 11
+    await asyncio.sleep(0)
+    assert told == 500 and "a bug of ours" in capsys.readouterr().err

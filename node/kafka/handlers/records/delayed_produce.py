@@ -419,6 +419,10 @@ class DelayedProduceRun(ResponseSlot):
     def _expire(self) -> None:
         """Not committed in the requests' own time: say so for those that still wait."""
         self._timer = None
+        for hosted, token in tuple(self._commits.items()):
+            hosted.partition.forget_commit(token)  # which calls if the wait is over
+        if self.segments is not None:
+            return
         late = _timeout_code(self._context)
         for place, (request, hosted, info) in enumerate(self.entries):
             is_late = hosted in self._flushes or (
@@ -428,8 +432,6 @@ class DelayedProduceRun(ResponseSlot):
                 self._errors[place] = _plain_acknowledgement(request, info)._replace(
                     error_code=late
                 )
-        for hosted, token in self._commits.items():
-            hosted.partition.forget_commit(token)
         self._answer()
 
     def _answer(self) -> None:

@@ -379,6 +379,29 @@ def test_at_the_timeout_only_what_still_waits_has_timed_out(asker):
     assert asker.happened == ["answered"]
 
 
+class Told(Committing):
+    """Its waits are over; who gives up hears so."""
+
+    def forget_commit(self, token: int) -> None:
+        self.commits[token - 1][1](NotEnoughReplicasAfterAppend("one left"))
+
+
+def test_what_a_run_is_about_to_be_told_at_its_timeout_counts(asker):
+    """Very many are told in turn; those who wait longest may have no time left for it."""
+    told, slow = Told(), Committing()
+    over = run_of(asker, -1, (told, 0))
+    over.written({})
+    told.high_watermark = 5
+    over._expire()
+    assert answers(over) == [(0, 20, 0)]
+    run = run_of(asker, -1, (told, 5), (slow, 0))
+    run.written({})
+    told.high_watermark = 10
+    run._expire()
+    assert answers(run) == [(0, 20, 5), (1, 7, 0)]
+    assert asker.happened == ["answered"] * 2
+
+
 @pytest.mark.parametrize(("lost", "code"), [(True, 6), (False, 7)])
 def test_a_leader_out_of_touch_sends_producers_elsewhere(asker, lost, code):
     asker.context.cluster_link.out_of_touch = lost

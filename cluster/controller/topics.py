@@ -2,7 +2,8 @@
 
 Each returns the records that make the decision true, for one proposal, or raises the PeerError that
 the client gets; nothing else happens, so ``validate_only`` is a call whose records are thrown away.
-Several topics of one request: apply each decision's records to the image before the next.
+Several topics of one request: apply each decision's records to the image before the next. What is
+decided of thousands of partitions has a form that yields after a few (``..._in_steps``).
 
 Rules and messages are those of ``ReplicationControlManager``. Topic ids are drawn by the caller.
 """
@@ -20,6 +21,7 @@ from kept.cluster.controller.config_changes import check_value
 from kept.cluster.controller.placement import place
 from kept.cluster.metadata.image import Image, TopicImage, unify
 from kept.cluster.metadata.records import (
+    RECORDS_PER_STEP,
     ConfigRecord,
     MetadataRecord,
     PartitionRecord,
@@ -27,6 +29,7 @@ from kept.cluster.metadata.records import (
     ResourceType,
     TopicRecord,
 )
+from kept.steps import Steps, finished
 from kept.storage.errors import (
     InvalidConfig,
     InvalidPartitions,
@@ -112,6 +115,16 @@ def create_topic(
     InvalidReplicationFactor, InvalidReplicaAssignment, PolicyViolation, and InvalidConfig from
     ``validate``.
     """
+    return finished(create_topic_in_steps(image, request, defaults, validate))
+
+
+def create_topic_in_steps(
+    image: Image,
+    request: CreateTopic,
+    defaults: TopicDefaults = TOPIC_DEFAULTS,
+    validate: ValidateConfigs | None = None,
+) -> Steps[list[MetadataRecord]]:
+    """:func:`create_topic` for many partitions."""
     name = request.name
     if name == CLUSTER_METADATA_TOPIC:
         raise InvalidRequest(f"Creation of internal topic {name} is prohibited.")
@@ -127,16 +140,13 @@ def create_topic(
     if validate is not None:
         validate(configs)
     if request.assignments:
-        assignments = _manual(image, request)
+        assignments = yield from _manual(image, request)
     else:
-        assignments = _automatic(image, request, defaults)
+        assignments = yield from _automatic(image, request, defaults)
     return [
         TopicRecord(name, request.topic_id),
         *(ConfigRecord(ResourceType.TOPIC, name, key, configs[key]) for key in sorted(configs)),
-        *(
-            _new_partition(image, request.topic_id, number, replicas)
-            for number, replicas in enumerate(assignments)
-        ),
+        *(yield from _new_partitions(image, request.topic_id, 0, assignments)),
     ]
 
 
@@ -159,6 +169,13 @@ def create_partitions(
     Raises UnknownTopicOrPartition, InvalidPartitions, InvalidReplicaAssignment,
     InvalidReplicationFactor, PolicyViolation.
     """
+    return finished(create_partitions_in_steps(image, name, count, assignments))
+
+
+def create_partitions_in_steps(
+    image: Image, name: str, count: int, assignments: Sequence[Sequence[int]] | None = None
+) -> Steps[list[MetadataRecord]]:
+    """:func:`create_partitions` for many."""
     topic = _existing(image, name)
     have = len(topic.partitions)
     if count == have:
@@ -171,20 +188,15 @@ def create_partitions(
     new = range(have, count)
     factor = len(topic.partitions[0].replicas) if topic.partitions else 1
     if assignments is None:
-        placed = place(image.brokers.values(), new, factor, _shift(topic.topic_id))
+        placed = yield from _placed(image, new, factor, topic.topic_id)
     else:
         if len(assignments) != len(new):
             raise InvalidReplicaAssignment(
                 f"Attempted to add {len(new)} additional partition(s), but only "
                 f"{len(assignments)} assignment(s) were specified."
             )
-        placed = [tuple(replicas) for replicas in assignments]
-        for replicas in placed:
-            check_assignment(image, replicas, factor)
-    return [
-        _new_partition(image, topic.topic_id, number, replicas)
-        for number, replicas in zip(new, placed, strict=True)
-    ]
+        placed = yield from _checked(image, assignments, factor)
+    return [*(yield from _new_partitions(image, topic.topic_id, have, placed))]
 
 
 def _existing(image: Image, topic: str | UUID) -> TopicImage:
@@ -214,7 +226,7 @@ def _limit_partitions(count: int) -> None:
 
 def _automatic(
     image: Image, request: CreateTopic, defaults: TopicDefaults
-) -> list[tuple[int, ...]]:
+) -> Steps[list[tuple[int, ...]]]:
     factor, count = request.replication_factor, request.num_partitions
     if factor < -1 or factor == 0:
         raise InvalidReplicationFactor(
@@ -225,7 +237,19 @@ def _automatic(
     count = defaults.num_partitions if count == -1 else count
     factor = defaults.replication_factor if factor == -1 else factor
     _limit_partitions(count)
-    return place(image.brokers.values(), range(count), factor, _shift(request.topic_id))
+    return (yield from _placed(image, range(count), factor, request.topic_id))
+
+
+def _placed(
+    image: Image, numbers: range, factor: int, topic_id: UUID
+) -> Steps[list[tuple[int, ...]]]:
+    """Replicas for each of ``numbers``, one at least. Raises InvalidReplicationFactor."""
+    placed: list[tuple[int, ...]] = []
+    while len(placed) < len(numbers):
+        some = numbers[len(placed) : len(placed) + RECORDS_PER_STEP]
+        placed += place(image.brokers.values(), some, factor, _shift(topic_id))
+        yield
+    return placed
 
 
 def _shift(topic_id: UUID) -> int:
@@ -233,7 +257,7 @@ def _shift(topic_id: UUID) -> int:
     return topic_id.int & 0xFFFF
 
 
-def _manual(image: Image, request: CreateTopic) -> list[tuple[int, ...]]:
+def _manual(image: Image, request: CreateTopic) -> Steps[list[tuple[int, ...]]]:
     if request.replication_factor != -1:
         raise InvalidRequest(
             "A manual partition assignment was specified, but replication factor was not set to -1."
@@ -247,10 +271,20 @@ def _manual(image: Image, request: CreateTopic) -> list[tuple[int, ...]]:
         raise InvalidReplicaAssignment(
             "partitions should be a consecutive 0-based integer sequence"
         )
-    factor = len(request.assignments[0])
-    placed = [tuple(request.assignments[number]) for number in range(len(request.assignments))]
-    for replicas in placed:
-        check_assignment(image, replicas, factor)
+    assignments = [request.assignments[number] for number in range(len(request.assignments))]
+    return (yield from _checked(image, assignments, len(assignments[0])))
+
+
+def _checked(
+    image: Image, assignments: Sequence[Sequence[int]], factor: int
+) -> Steps[list[tuple[int, ...]]]:
+    """Raises InvalidReplicaAssignment."""
+    placed: list[tuple[int, ...]] = []
+    for replicas in assignments:
+        placed.append(tuple(replicas))
+        check_assignment(image, placed[-1], factor)
+        if len(placed) % RECORDS_PER_STEP == 0:
+            yield
     return placed
 
 
@@ -278,6 +312,17 @@ def check_assignment(
             f"{prefix} a partition with {len(replicas)} replica(s), but this is not consistent "
             f"with previous partitions, which have {factor} replica(s)."
         )
+
+
+def _new_partitions(
+    image: Image, topic_id: UUID, first: int, placed: Sequence[tuple[int, ...]]
+) -> Steps[list[PartitionRecord]]:
+    records: list[PartitionRecord] = []
+    for number, replicas in enumerate(placed, first):
+        records.append(_new_partition(image, topic_id, number, replicas))
+        if len(records) % RECORDS_PER_STEP == 0:
+            yield
+    return records
 
 
 def _new_partition(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -64,7 +64,9 @@ if TYPE_CHECKING:
 _DUPLICATE: Final = "Duplicate topic name."
 
 Wanted = TypeVar("Wanted")
-Decision = Callable[[Image, Wanted], tuple[Values, Sequence[MetadataRecord]]]
+Outcome = tuple[Values, Sequence[MetadataRecord]]
+"""(answer, records)"""
+Decision = Callable[[Image, Wanted], Outcome | Steps[Outcome]]
 
 
 def _each(  # noqa: PLR0917
@@ -86,13 +88,15 @@ def _each(  # noqa: PLR0917
     for item in wanted:
         yield
         if decided:
-            image, _ = image.apply(decided)
+            image, _ = yield from image.apply_in_steps(decided)
             decided = ()
             yield
         try:
-            answer, more = decision(image, item)
+            outcome = decision(image, item)
+            answer, more = (yield from outcome) if isinstance(outcome, Generator) else outcome
             mutations.record(_partitions_changed(image, more))
             if room is not None:
+                yield
                 room.reserve(more)
         except KeptError as error:
             answers.append({**name_of(item), **error_values(error)})
@@ -175,7 +179,7 @@ class TopicsHandler:
 
     def _create(
         self, ctx: RequestContext, image: Image, topic: Any, tries: Sequence[UUID]
-    ) -> tuple[Values, Sequence[MetadataRecord]]:
+    ) -> Steps[Outcome]:
         ids = [_topic_id(seed, topic.name) for seed in tries]
         made = image.topics.get(topic.name)
         if made is not None and made.topic_id in ids:
@@ -197,7 +201,7 @@ class TopicsHandler:
         if topic.name in COORDINATED:
             settings = internal_topics.settings(topic.name, config, settings)
             defaults = internal_topics.defaults(topic.name, image, config)
-        records = controller_topics.create_topic(
+        records = yield from controller_topics.create_topic_in_steps(
             image,
             CreateTopic(
                 topic.name,
@@ -312,7 +316,7 @@ def _partitions_wanted(topic: Any) -> int:
     return len(topic.assignments) or max(topic.num_partitions, 1)
 
 
-def _delete(image: Image, topic: Values) -> tuple[Values, Sequence[MetadataRecord]]:
+def _delete(image: Image, topic: Values) -> Outcome:
     answer = {**topic, "error_code": 0, "error_message": None}
     return answer, controller_topics.delete_topic(image, topic["topic_id"])
 
@@ -390,10 +394,12 @@ def _find(
     return topic
 
 
-def _add_partitions(image: Image, topic: Any) -> tuple[Values, Sequence[MetadataRecord]]:
+def _add_partitions(image: Image, topic: Any) -> Steps[Outcome]:
     if topic.name not in image.topics:
         raise UnknownTopicOrPartition("This server does not host this topic-partition.")
     assignments = topic.assignments
     manual = None if assignments is None else [entry.broker_ids for entry in assignments]
-    records = controller_topics.create_partitions(image, topic.name, topic.count, manual)
+    records = yield from controller_topics.create_partitions_in_steps(
+        image, topic.name, topic.count, manual
+    )
     return {"name": topic.name, "error_code": 0, "error_message": None}, records

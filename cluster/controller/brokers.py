@@ -144,9 +144,11 @@ def fence_brokers(
     ]
     out, _ = image.apply(marks)
     changes: list[PartitionRecord] = []
+    moved: list[PartitionRecord] = []
     for broker_id in broker_epochs:
+        if moved:
+            out, _ = out.apply(moved)
         moved = without_broker(out, broker_id, unclean_allowed)
-        out, _ = out.apply(moved)
         changes += moved
     return [*marks, *_last_of_each(changes)] if marks else []
 

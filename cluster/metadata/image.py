@@ -507,7 +507,8 @@ class _Step:
                 for broker_id in state.replicas:
                     went.setdefault((broker_id, topic.topic_id), set()).add(state.partition)
                 self._watch(state, None)
-            yield
+                if state.partition % RECORDS_PER_STEP == 0:
+                    yield
         if came or went:
             yield from self._rehost(came, went)
 
@@ -563,13 +564,13 @@ class _Step:
                 created.append(new[topic_id])
                 yield
         changes: list[PartitionChange] = []
-        for (topic_id, number), before in self._changes.items():
+        for position, ((topic_id, number), before) in enumerate(self._changes.items()):
             opened = self._open.get(topic_id)
             if opened is not None:
                 topic_partition = TopicPartition(opened[0], number)
                 changes.append(PartitionChange(topic_partition, before, opened[1][number]))
-                if number % RECORDS_PER_STEP == 0:
-                    yield
+            if position % RECORDS_PER_STEP == 0:
+                yield
         touched: dict[str, Any] = {name: frozenset(keys) for name, keys in self._touched.items()}
         return Delta(tuple(created), tuple(self._gone), tuple(changes), **touched)
 

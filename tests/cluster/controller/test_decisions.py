@@ -53,6 +53,7 @@ from kept.cluster.controller.topics import (
     delete_topic,
     topic_counts,
 )
+from kept.cluster.metadata import image as image_module
 from kept.cluster.metadata import records as kind
 from kept.cluster.metadata.image import BrokerImage, Image
 from kept.storage.errors import InvalidConfig, KeptError, PeerError, RetriableError
@@ -333,3 +334,24 @@ def test_leaders_come_back_only_when_too_many_have_strayed(strayed, elections) -
     assert len(partition_election.balance_preferred(cluster.image, percentage=10, limit=3)) == min(
         3, elections
     )
+
+
+@pytest.mark.parametrize(("gone", "applied"), [((1,), 0), ((1, 2), 10)])
+def test_only_what_others_that_are_fenced_build_on_is_applied(monkeypatch, gone, applied) -> None:
+    """For one broker of very many partitions that would be nearly half of the decision."""
+    cluster = Cluster()
+    for broker_id in range(3):
+        cluster.line(f"register {broker_id} active incarnation={broker_id + 1}")
+    cluster.line("create t " + " ".join(f"p{n}=1,2,0" for n in range(10)))
+    epochs = {b: cluster.image.brokers[b].broker_epoch for b in gone}
+    added, add = [], image_module._Step.add
+
+    def counted(step, record) -> None:
+        added.append(record)
+        add(step, record)
+
+    monkeypatch.setattr(image_module._Step, "add", counted)
+    records = fence_brokers(cluster.image, epochs)
+    assert sum(isinstance(record, kind.PartitionRecord) for record in added) == applied
+    led = [record.leader for record in records if isinstance(record, kind.PartitionRecord)]
+    assert led == [2 if gone == (1,) else 0] * 10

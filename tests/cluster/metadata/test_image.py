@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -7,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from kept.cluster.metadata import image as image_module
 from kept.cluster.metadata.image import Image, PartitionChange
 from kept.cluster.metadata.records import (
+    RECORDS_PER_STEP,
     AclRecord,
     BrokerChangeRecord,
     BrokerRecord,
@@ -335,3 +338,40 @@ def test_deltas_tell_a_follower_everything(history) -> None:
         for n, state in enumerate(topic.partitions)
     }
     assert image.acl_index == AclIndex().with_changes(image.acls.values())
+
+
+def most_in_a_step(monkeypatch: pytest.MonkeyPatch, steps: Any, owner: Any, name: str) -> int:
+    """How often a function is called between two yields, at most."""
+    calls, most, work = 0, 0, getattr(owner, name)
+
+    def counted(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return work(*given)
+
+    monkeypatch.setattr(owner, name, counted)
+    for _ in steps:
+        most, calls = max(most, calls), 0
+    return max(most, calls)
+
+
+def test_a_topic_of_many_partitions_is_removed_in_steps(monkeypatch) -> None:
+    partitions = [PartitionRecord(A, n, (0, 1), (0, 1), 0, 0, 0) for n in range(100)]
+    image, _ = Image().apply([TopicRecord("t", A), *partitions])
+    steps = image.apply_in_steps([RemoveTopicRecord(A)])
+    most = most_in_a_step(monkeypatch, steps, image_module._Step, "_watch")
+    assert 1 <= most <= RECORDS_PER_STEP + 1
+
+
+def test_a_change_of_one_partition_of_each_of_many_topics_is_told_in_steps(monkeypatch) -> None:
+    """Whatever its number."""
+    ids = [UUID(int=n) for n in range(1, 101)]
+    records: list[Any] = []
+    for topic_id in ids:
+        records.append(TopicRecord(f"t{topic_id.int}", topic_id))
+        records += [PartitionRecord(topic_id, n, (0, 1), (0, 1), 0, 0, 0) for n in range(2)]
+    image, _ = Image().apply(records)
+    moved = [PartitionRecord(topic_id, 1, (0, 1), (0, 1), 1, 1, 1) for topic_id in ids]
+    steps = image.apply_in_steps(moved)
+    most = most_in_a_step(monkeypatch, steps, image_module, "PartitionChange")
+    assert 1 <= most <= RECORDS_PER_STEP + 1

@@ -47,6 +47,7 @@ from kept.node.kafka.handlers.records.delayed_produce import DelayedProduceConte
 from kept.node.kafka.handlers.records.fetch import FetchHandler, FetchResources
 from kept.node.kafka.handlers.records.leader_hints import LeaderHints
 from kept.node.kafka.handlers.records.produce import ProduceHandler
+from kept.node.kafka.handlers.records.woken_fetches import WokenFetches
 from kept.node.kafka.handlers.transactions.transactional_produce import TransactionalBatches
 from kept.node.kafka.listener import HTTP2, HTTP_METHODS, HandedOver, Listener
 from kept.node.kafka.metadata_changes import MetadataChanges
@@ -522,6 +523,7 @@ class NodeParts:
                     self.quotas.leader,
                     hints,
                     self.memory.responses,
+                    WokenFetches(runtime),
                 )
             ),
             messages=self.handlers,

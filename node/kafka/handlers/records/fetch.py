@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.connection import Connection
     from kept.node.kafka.fetch_sessions import FetchSessions
+    from kept.node.kafka.handlers.records.woken_fetches import WokenFetches
     from kept.node.kafka.response_slot import ResponseSlot
     from kept.node.metadata.serving_lease import ServingLease
     from kept.node.replicas.local_replica import LocalReplica
@@ -98,6 +99,7 @@ class FetchResources:
     hints: LeaderHints
     responses: MemoryBudget
     """What is read and answered in slices draws on it."""
+    woken: WokenFetches
 
 
 class PendingFetch:
@@ -299,10 +301,15 @@ class PendingFetch:
             self._wake()
 
     def _wake(self) -> None:
-        """A partition moved: look once at all that move in this turn of the loop."""
+        """A partition moved: look once at all that move in this turn of the loop. A follower, for
+        which others wait, is not behind consumers, of which there may be very many.
+        """
         if not self._woken and self._reply is not None:
             self._woken = True
-            self._context.runtime.loop.call_soon(self._read_again)
+            if self._replica_id >= 0:
+                self._context.runtime.loop.call_soon(self._read_again)
+            else:
+                self._context.woken.add(self._read_again)
 
     def _read_again(self) -> None:
         """Enough now? Then what was read to find out is the answer."""

@@ -19,12 +19,13 @@ from kept.node.kafka import fetch_sessions
 from kept.node.kafka.codec.fetch import FetchRequest
 from kept.node.kafka.fetch_sessions import FetchSessions
 from kept.node.kafka.handlers.records import fetch as handler
+from kept.node.kafka.handlers.records.woken_fetches import WokenFetches
 from kept.node.kafka.response_slot import ResponseSlot
 from kept.node.metadata.serving_lease import ServingLease
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.counters import Counters
 from kept.node.runtime.memory_budget import MemoryBudget
-from kept.node.runtime.time_slices import TimeSlices
+from kept.node.runtime.time_slices import IN_PLACE_STEPS, TURN_S, TimeSlices
 from kept.node.security.session import node_session
 from kept.replication.events import EligibleBrokersChanged
 from kept.replication.fetch_messages import FetchPartition
@@ -241,6 +242,7 @@ class World:
             hints__endpoints=lambda *_: [],
             responses=MemoryBudget(1 << 30),
         )
+        self.resources.woken = WokenFetches(self.resources.runtime)
         monkeypatch.setattr(handler, "monotonic_ms", self.now_ms)
         monkeypatch.setattr(handler, "encode_fetch", lambda *given: given[3:])
         monkeypatch.setattr(handler.codec, "encode_steps", encoded)
@@ -375,6 +377,54 @@ def test_a_reading_that_goes_on_in_later_turns_looks_at_the_lease_in_each_step(m
     world.loop.run()
     assert not consumer.blocked
     assert len(checks) == COUNT - 1
+
+
+class Consumer(Reader):
+    """One whose answers take a tenth of a turn's time; ``fails``: a bug meets it."""
+
+    def __init__(self, world: World, answers: list[Consumer], *, fails: bool = False) -> None:
+        super().__init__(world, -1)
+        self.answers, self.fails = answers, fails
+
+    def complete(self, reply, answer) -> None:
+        self.world.loop.now += TURN_S / 10
+        self.answers.append(self)
+        if self.fails:
+            raise KeyError("a bug of ours")
+        super().complete(reply, answer)
+
+
+def test_very_many_consumers_that_one_batch_wakes_are_answered_in_slices(monkeypatch, capsys):
+    """Each once and in order, and a follower, whom producers wait for, is not behind them."""
+    world, calm = World(monkeypatch), Given(random=lambda: 1.0, choice=max)
+    partition = world.partitions[0]
+    partition.become_leader(0, 1, (0,), NODES, world.now_ms())
+    answers: list[Consumer] = []
+    consumers = [Consumer(world, answers, fails=number == 40) for number in range(300)]
+    follower = world.readers[0]
+    for reader in (*consumers, follower):
+        reader.ask(calm)
+    world.loop.run()
+    assert not answers and follower.waiting
+    tools.produce(partition)
+    assert not answers and follower.waiting, "within the call that woke them"
+    world.loop.turn()
+    assert len(answers) == IN_PLACE_STEPS and not follower.waiting
+    turns = 1
+    while len(answers) < len(consumers):
+        turns += 1
+        before = len(answers)
+        world.loop.turn()
+        assert 1 <= len(answers) - before <= 11
+    world.loop.run()
+    assert answers == consumers and turns > 20
+    assert "a bug of ours" in capsys.readouterr().err
+    assert not any(consumer.waiting for consumer in consumers if not consumer.fails)
+    consumers[0].ask(calm)
+    assert consumers[0].waiting
+    tools.produce(partition)
+    world.loop.run()
+    assert consumers[0].offsets[0] == 2, "and later ones wake as ever"
 
 
 def test_what_rests_is_not_read(monkeypatch):

@@ -167,7 +167,7 @@ def decide(bench: Bench) -> None:
         )
     kept = sorted(bindings)
     started = time.process_time()
-    index = AclIndex().changed(kept)
+    index = AclIndex().with_changes(kept)
     built = time.process_time() - started
     asked = [(draw.choice(kept).principal, draw.choice(kept).name) for _ in range(QUESTIONS)]
     started = time.process_time()

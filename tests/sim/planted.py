@@ -66,6 +66,7 @@ def plant(
 
 from tests.sim import (  # noqa: E402
     planted_compaction,
+    planted_coordinators,
     planted_groups,
     planted_node,
     planted_raft,
@@ -79,6 +80,7 @@ __all__ = [
     "Bug",
     "plant",
     "planted_compaction",
+    "planted_coordinators",
     "planted_groups",
     "planted_node",
     "planted_raft",

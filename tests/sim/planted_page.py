@@ -24,20 +24,34 @@ WIDTH: Final = 140
 TRANSACTIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
     (
         "EndTxn is answered before its decision is committed",
-        ((CORE, "end_answered_before_it_is_committed"), (SIM, "transactions-ended-at-once")),
+        (
+            (CORE, "end_answered_before_it_is_committed"),
+            (SIM, "transactions-ended-at-once"),
+            (SIM, "transactions-committed-when-written"),
+        ),
     ),
     (
         "markers are sent before the decision is committed",
-        ((CORE, "markers_before_the_end_is_committed"),),
+        (
+            (CORE, "markers_before_the_end_is_committed"),
+            (SIM, "transactions-committed-when-written"),
+        ),
     ),
     (
         "a coordinator loads to the end of its log, not to the high watermark",
         ((CORE, "loaded_beyond_the_high_watermark"),),
     ),
-    ("a load forgets the markers of what was decided", ((CORE, "markers_forgotten_at_load"),)),
+    (
+        "a coordinator loads before the high watermark has come to the end of its log",
+        ((SIM, "transactions-loads-at-once"),),
+    ),
+    (
+        "a load forgets the markers of what was decided",
+        ((CORE, "markers_forgotten_at_load"), (SIM, "transactions-markers-not-sent-again")),
+    ),
     (
         "an append that is late is forgotten, and the next decision is contrary to it",
-        ((CORE, "late_append_forgotten"),),
+        ((CORE, "late_append_forgotten"), (SIM, "transactions-late-is-forgotten")),
     ),
     (
         "a transaction is complete with its first marker",
@@ -49,6 +63,10 @@ TRANSACTIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
     ),
     ("a partition without a leader counts as deleted", ((CORE, "no_leader_counts_as_deleted"),)),
     (
+        "a marker counts as written that got no answer",
+        ((SIM, "transactions-unanswered-is-written"),),
+    ),
+    (
         "coordinator epochs of markers are not compared",
         ((DATA, "_coordinator_epoch_not_compared"), (SIM, "transactions-coordinators-unordered")),
     ),
@@ -57,7 +75,10 @@ TRANSACTIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
         "a marker of an equal epoch that ends nothing is refused (KAFKA-19999)",
         ((DATA, "_equal_epoch_refused"),),
     ),
-    ("the first batch of a transaction needs no proof", ((DATA, "_no_guard"),)),
+    (
+        "the first batch of a transaction needs no proof",
+        ((DATA, "_no_guard"), (SIM, "transactions-not-waited-for")),
+    ),
     ("a proof outlives the marker", ((DATA, "_guard_survives_the_marker"),)),
     (
         "a coordinator that is deposed verifies from memory",
@@ -93,7 +114,10 @@ TRANSACTIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
     ),
     (
         "an EndTxn that comes again ends the next transaction",
-        ((CORE, "retry_of_an_end_ends_the_next"),),
+        (
+            (CORE, "retry_of_an_end_ends_the_next"),
+            (SIM, "transactions-ended-by-the-one-before"),
+        ),
     ),
     (
         "a connection that its producer gave up is served (version 1)",
@@ -146,6 +170,7 @@ TRANSACTIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
             (GROUPS, "26 pending offsets are shown"),
             (GROUPS, "26 pending offsets are lost at unload"),
             (SIM, "transactions-offsets-unheld"),
+            (SIM, "transactions-pending-offsets-lost"),
         ),
     ),
     (

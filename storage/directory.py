@@ -387,6 +387,7 @@ class LogDirectory:
         unfinished_swap: SwapPlan | None = None,
         producer_id_expiration_ms: int = 86_400_000,
         compacted_to: int | None = None,
+        replicated: bool = False,
     ) -> Log:
         """Open a log of :meth:`scan` with what the checkpoints say of it; any thread may.
 
@@ -408,6 +409,7 @@ class LogDirectory:
             unfinished_swap=unfinished_swap,
             producer_id_expiration_ms=producer_id_expiration_ms,
             compacted_to=compacted_to,
+            replicated=replicated,
             producer_quota=self._producer_quota,
         )
         log.before_cut = partial(self.lower_checkpoints, tp)

@@ -134,6 +134,7 @@ class LogOpener:
             now_ms=self._runtime.now_ms(),
             unfinished_swap=None if state is None else state.unfinished,
             compacted_to=None if state is None or state.applied is None else state.end_offset,
+            replicated=any(member != self._identity.node_id for member in opening.record.isr),
             producer_id_expiration_ms=self._config.current.producer_id_expiration_ms,
         )
         if state is not None:

@@ -118,7 +118,7 @@ def _gaps(
     (``kept.compaction.history.bytes``), a checkpoint. Apache Kafka's followers of a compacted log
     begin their segments where the next batch does (kept's where the one before ended). So a gap
     that was durable proves nothing by itself, and a start leaves it open, too; a time index proves
-    something that names a record in it.
+    something that names a record in it (one replica of several is cut there by its start).
     """
     if known.cleaned_to or layout.tells_of_compaction(disk.listdir(path)):
         return []

@@ -163,6 +163,7 @@ class Log:
         compacted_to: int | None = None,
         first_epoch: int | None = None,
         producer_quota: ProducerQuota | None = None,
+        replicated: bool = False,
     ) -> Log:
         """Open a log, recovering what a crash left; create it when there is none.
 
@@ -172,8 +173,9 @@ class Log:
         where the part ends in which compaction may have left gaps all the same. Without
         ``topic_id`` that of ``partition.metadata`` is taken. ``first_epoch``: led here in that
         epoch, should it be new. ``producer_quota``: what it shares with other logs; None: a quota
-        of its own. Raises DamagedData when that file is damaged or names another topic id, or when
-        a segment is that lies above the log start, MachineError.
+        of its own. ``replicated``: another replica has what is damaged here. Raises DamagedData
+        when that file is damaged or names another topic id, or when a segment is that lies above
+        the log start, MachineError.
         """
         disk.ensure_directory(directory)
         metadata = f"{directory}/{layout.PARTITION_METADATA}"
@@ -199,6 +201,7 @@ class Log:
             first_epoch=first_epoch,
             unsynced=stored is None,
             quota=producer_quota,
+            replicated=replicated,
         )
         try:
             recovered = recover()

@@ -10,6 +10,10 @@ log start, and producer state is rebuilt from the newest good snapshot and the b
 Segments are rolled at the log end, so only compaction lets one end below the next. It does so below
 the recovery point alone, which is checkpointed before files are put into place: above it a gap is
 what a power cut took, and the log is cut there.
+
+A closed segment that was flushed is not scanned. Where somebody cut its file, or it rotted so that
+its batches cannot be followed, what is behind that was flushed, too: it goes only where another
+replica has it, and is fetched again. Where none has, all stays, and who reads there is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from kept.storage import layout
-from kept.storage.disk import Disk
+from kept.storage.disk import Disk, parent
 from kept.storage.errors import CorruptMessage, DamagedData
 from kept.storage.log.leader_epoch_cache import LeaderEpochCache
 from kept.storage.producers.producer_state_manager import ProducerStateManager
@@ -52,15 +56,20 @@ class Recovered(NamedTuple):
 class _Opening:
     """One run of the recovery of a log."""
 
-    def __init__(self, disk: Disk, directory: str, config: LogConfig, now_ms: int) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, config: LogConfig, now_ms: int, replicated: bool = False
+    ) -> None:
         self.disk = disk
         self.directory = directory
         self.config = config
         self.now_ms = now_ms
+        self.replicated = replicated
         self.epoch = -1
         self.epoch_starts: list[tuple[int, int]] = []
         self.orphans: set[int] = set()
         """Bases of indexes without a ``.log``; ``missing_files`` reports them."""
+        self.shortened: set[int] = set()
+        """Bases of segments that an index proves to have been longer, and that are to be cut."""
 
     def find_segments(self) -> list[Segment]:
         """The segments whose ``.log`` is there; index files without one are removed."""
@@ -90,60 +99,99 @@ class _Opening:
         return [by_base[base] for base in sorted(by_base)]
 
     def open_clean(self, segment: Segment, next_base: int | None, log_start: int) -> bool:
-        """Open a segment that is known to be whole; False when its tail is not."""
-        try:
-            last_position = segment.open_closed()
-        except (FileNotFoundError, DamagedData) as error:
-            try:
-                segment.rebuild_indexes(str(error))
-                last_position = segment.index.position_floor(segment.size_bytes)
-            except DamagedData as damage:
-                logger.warning("%s", damage)
-                return False
-        if next_base is not None:
-            if next_base > log_start:
-                self._report_missing_tail(segment, last_position, next_base)
-            segment.next_offset = next_base
-            return True
-        try:
-            self._open_tail(segment)
-        except DamagedData as damage:
-            logger.warning("%s", damage)
-            return False
-        return True
+        """Open a segment that is known to be whole; False where it is to be scanned, and cut.
 
-    def _report_missing_tail(self, segment: Segment, position: int, next_base: int) -> None:
-        """Name what a closed segment that is trusted lacks at its end, where no compaction can
-        have taken it: the file was cut at the end of a batch, which no index shows.
+        Indexes that are made anew are written last: those on disk may be all that proves what is
+        missing, to a start after a kill, too.
         """
-        orphaned = any(segment.base_offset < base < next_base for base in self.orphans)
-        if orphaned or self.config.compact or self.was_compacted:
-            return
+        named = -1
+        damage: DamagedData | None = None
+        is_rebuilt = False
         try:
-            end = segment.end_of_file_offset(position)
-        except DamagedData as damage:
-            logger.error("%s", damage)
-            return
-        if end < next_base and next_base - 1 - segment.base_offset <= MAX_INT32:
-            logger.error(
-                "%s: it ends at %d, the next segment begins at %d: records from %d to %d are lost "
-                "here; a file was cut or removed, or the topic was compacted once and nothing "
-                "tells of it any more",
-                segment.path(layout.LOG),
-                end,
-                next_base,
-                end,
-                next_base - 1,
-            )
+            position = segment.open_closed()
+            if segment.max_timestamp >= 0:
+                named = segment.max_timestamp_offset
+        except (FileNotFoundError, DamagedData) as error:
+            is_rebuilt = True
+            if isinstance(error, DamagedData):
+                named = error.offset
+            try:
+                segment.rebuild_indexes(str(error), save=False)
+            except DamagedData as found:
+                damage = found
+            position = segment.index.position_floor(segment.size_bytes)
+        if next_base is not None and next_base > log_start:
+            stays = self._may_stay(segment, position, named, next_base, damage)
+        else:
+            if next_base is None and damage is None:
+                damage = self._open_tail(segment)
+            if damage is not None:
+                logger.warning("%s", damage)
+            stays = damage is None
+        if stays and is_rebuilt:
+            segment.close_indexes()
+        if stays and next_base is not None:
+            segment.next_offset = next_base
+        return stays
 
-    def _open_tail(self, segment: Segment) -> None:
-        segment.load_index()
-        segment.load_time_index()
-        start = segment.index.positions[-1] if segment.index.positions else 0
-        segment.next_offset = segment.base_offset
-        for batch in segment.walk(start, segment.size_bytes):
-            segment.next_offset = batch[3] + 1
+    def _may_stay(
+        self,
+        segment: Segment,
+        position: int,
+        named: int,
+        next_base: int,
+        damage: DamagedData | None,
+    ) -> bool:
+        """Whether a closed segment that was flushed stays as it is: always, unless another replica
+        has what it lacks, and what follows. What is wrong with it is said.
+
+        Where no compaction can have taken records from its end, a file that was cut there shows it,
+        if only by the base of the next one. ``named``: an offset that its indexes name, which
+        proves that it was there (Apache Kafka's are not relied on for that).
+        """
+        if damage is None:
+            orphaned = any(segment.base_offset < base < next_base for base in self.orphans)
+            is_said = orphaned and not self.replicated  # by missing_files
+            if is_said or self.config.compact or self.was_compacted:
+                return True
+            try:
+                end = segment.end_of_file_offset(position)
+            except DamagedData as found:
+                damage = found
+        if damage is not None:
+            left = "" if self.replicated else "; it stays, and who reads there is refused"
+            logger.error("%s%s", damage, left)
+            return not self.replicated
+        if end >= next_base or next_base - 1 - segment.base_offset > MAX_INT32:
+            return True
+        logger.error(
+            "%s: it ends at %d, the next segment begins at %d: records from %d to %d are lost "
+            "here; a file was cut or removed, or the topic was compacted once and nothing "
+            "tells of it any more",
+            segment.path(layout.LOG),
+            end,
+            next_base,
+            end,
+            next_base - 1,
+        )
+        if not self.replicated or not end <= named < next_base or self._is_adopted:
+            return True
+        self.shortened.add(segment.base_offset)
+        return False
+
+    def _open_tail(self, segment: Segment) -> DamagedData | None:
+        """Open the last segment; returns what is wrong with it."""
+        try:
+            segment.load_index()
+            segment.load_time_index()
+            start = segment.index.positions[-1] if segment.index.positions else 0
+            segment.next_offset = segment.base_offset
+            for batch in segment.walk(start, segment.size_bytes):
+                segment.next_offset = batch[3] + 1
+        except DamagedData as damage:
+            return damage
         segment.bytes_since_index = segment.size_bytes - start
+        return None
 
     def scan(self, segment: Segment, next_base: int | None) -> int | None:
         """Check every batch of a segment, rebuild its indexes; where it must be cut, or None."""
@@ -240,6 +288,10 @@ class _Opening:
                 return segments[: i + 1], scanned
         return segments, scanned
 
+    @property
+    def _is_adopted(self) -> bool:
+        return self.disk.exists(f"{parent(self.directory)}/{layout.ADOPTED}")
+
     @cached_property
     def was_compacted(self) -> bool:
         """A cleaner left what tells of it, whatever the policy says today."""
@@ -248,7 +300,7 @@ class _Opening:
     def has_gap(
         self, segment: Segment, next_base: int, recovery_point: int | None, compacted_to: int | None
     ) -> bool:
-        """A segment ends below the next one, because a power cut took its tail.
+        """A segment ends below the next one, because a power cut took its tail, or somebody did.
 
         Not so where compaction may have done it: below the recovery point, below ``compacted_to``,
         or anywhere where a log is compacted and nobody knows how far. Nor where the next batch was
@@ -256,6 +308,8 @@ class _Opening:
         """
         if segment.next_offset >= next_base:
             return False
+        if segment.base_offset in self.shortened:
+            return True
         if next_base <= max(recovery_point or 0, compacted_to or 0):
             return False
         if next_base - 1 - segment.base_offset > MAX_INT32:
@@ -285,6 +339,7 @@ def recover(
     first_epoch: int | None = None,
     unsynced: bool = False,
     quota: ProducerQuota | None = None,
+    replicated: bool = False,
 ) -> Recovered:
     """Open the files of a log that exists or not; see the module. A log without segments gets one,
     and ``first_epoch``; what is new in its directory, ``unsynced`` names too, is synced together.
@@ -295,7 +350,7 @@ def recover(
     Raises DamagedData, and may be called again after it: :func:`drop_damaged_start`.
     """
     retired = swap.finish(disk, directory, unfinished_swap)
-    opening = _Opening(disk, directory, config, now_ms)
+    opening = _Opening(disk, directory, config, now_ms, replicated)
     found, scanned = opening.open_segments(clean, recovery_point, compacted_to, log_start_offset)
     unknown = recovery_point is None
     if recovery_point is None:

@@ -15,7 +15,9 @@ from kept.storage import types
 from kept.storage.checkpoints import read_offsets
 from kept.storage.directory import Checkpoint
 from kept.storage.disk import Disk
+from kept.storage.records import headers
 from kept.testing import Cluster
+from tests.support.slow import rest_slow
 
 
 def at(cluster, node: int) -> str:
@@ -243,3 +245,32 @@ def test_a_follower_that_is_below_the_log_start_begins_there(cluster) -> None:
     cluster.wait_until(lambda: isr(cluster, topic) == {0, 1, 2}, "back in the ISR")
     assert produced(cluster, topic, 1) == 1
     assert Path(cluster.log_dir(away), f"{topic}-0", f"{15:020}.log").stat().st_size > 0
+
+
+@pytest.mark.parametrize("torn", rest_slow([0, 20], 1))
+def test_a_follower_whose_closed_segment_was_cut_fetches_the_rest_again(cluster, torn) -> None:
+    """Cut at the end of a batch, too: it has all that its leader has before it is in the ISR."""
+    config = {"segment.bytes": "1024", "index.interval.bytes": "200", "min.insync.replicas": "2"}
+    topic = cluster.create_topic(config=config)
+    assert produced(cluster, topic, 50) == 50
+    leader = described(cluster, topic).leader
+    away = (leader + 1) % 3
+    cluster.stop(away)
+    cluster.wait_until(lambda: away not in isr(cluster, topic, ask=leader), "it has left the ISR")
+    segments = sorted(Path(cluster.log_dir(away), f"{topic}-0").glob("*.log"))
+    assert len(segments) > 2
+    (_, first), (end, _), *more = headers(segments[1].read_bytes())
+    assert more and end == first.size_bytes
+    os.truncate(segments[1], end + torn)
+    cluster.start(away)
+    cluster.wait_until(lambda: isr(cluster, topic, ask=leader) == {0, 1, 2}, "back in the ISR")
+    assert produced(cluster, topic, 1, to=at(cluster, leader)) == 1
+    cluster.wait_until(
+        lambda: all_log_bytes(cluster, away, topic) == all_log_bytes(cluster, leader, topic),
+        "both have the same",
+    )
+
+
+def all_log_bytes(cluster, node: int, topic: str) -> bytes:
+    paths = sorted(Path(cluster.log_dir(node), f"{topic}-0").glob("*.log"))
+    return b"".join(path.read_bytes() for path in paths)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kept.compaction.manifest.apply import CompactionState
-from kept.storage.types import LogConfig, TopicPartition
+from kept.storage.errors import DamagedData
+from kept.storage.types import NO_TIMESTAMP, LogConfig, TopicPartition
 
 if TYPE_CHECKING:
     from kept.storage.log.log import Log
@@ -19,7 +20,7 @@ class SegmentSnapshot:
     """A segment: ``end_offset`` is the next segment's base (the log's end for the active one).
 
     ``largest_timestamp`` is the file's mtime where there is no timestamp; ``first_timestamp`` is
-    that of the first batch, -1 without one.
+    that of the first batch, -1 without one or where it is damaged.
     """
 
     base_offset: int
@@ -74,11 +75,15 @@ def view(
 
 
 def _segment(segment: Segment, end_offset: int) -> SegmentSnapshot:
+    try:
+        first_timestamp = segment.first_timestamp
+    except DamagedData:  # a pass says so; others look at logs on a clock
+        first_timestamp = NO_TIMESTAMP
     return SegmentSnapshot(
         segment.base_offset,
         end_offset,
         segment.size_bytes,
         segment.largest_timestamp,
-        segment.first_timestamp,
+        first_timestamp,
         segment.mtime_ms,
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kept.compaction.cleaner import planner
-from kept.compaction.cleaner.log_snapshot import LogSnapshot, SegmentSnapshot
+from kept.compaction.cleaner.log_snapshot import LogSnapshot, SegmentSnapshot, view
 from kept.compaction.cleaner.planner import (
     Failures,
     Limits,
@@ -18,7 +18,10 @@ from kept.compaction.cleaner.planner import (
     plan,
 )
 from kept.compaction.manifest.apply import CompactionState
+from kept.storage import layout
 from kept.storage.types import Generation, LogConfig, TopicPartition
+from tests.support import logs
+from tests.support.simulated_disk import SimulatedDisk
 
 NOW = 1_000_000
 TP = TopicPartition("t", 0)
@@ -235,3 +238,18 @@ def test_what_is_expired_is_no_reason_to_build_on_a_manifest_that_cannot_be_read
     made = plan(clean, NOW, Limits(), on_demand=True, renew=True)
     assert (made.first_dirty, made.end_offset, made.previous) == (3, 50, None)
     assert not made.horizons_only
+
+
+def test_a_damaged_first_batch_does_not_keep_a_log_from_being_looked_at():
+    """What compaction has come to is sampled on a clock; a pass says what is damaged."""
+    disk = SimulatedDisk()
+    written = logs.open_log(disk)
+    while len(written.segments) < 3:
+        logs.append(written, logs.batch(2))
+    bases = list(written.segments.bases)
+    written.close()
+    first = layout.segment_file("/d/t-0", 0, layout.LOG)
+    disk.flip_bit(first, 16, 3)
+    opened = logs.open_log(disk, clean=True, recovery_point=written.log_end_offset)
+    stamps = [s.first_timestamp for s in view(opened, CompactionState(), 0).segments]
+    assert len(stamps) == len(bases) and stamps[:2] == [-1, logs.NOW + 1]

@@ -146,3 +146,16 @@ class Draft(MutableMapping[K, V], Generic[K, V]):
     def finish(self) -> PersistentMap[K, V]:
         """The map; the draft must not be changed after it."""
         return PersistentMap(tuple(self._shards), self._count)
+
+
+def changed_keys(before: Mapping[K, object], after: Mapping[K, object]) -> frozenset[K]:
+    """The keys that one of two maps lacks, or that have another value in it; no value is None. Of
+    two of these maps only the dicts are compared that they do not share.
+    """
+    pairs: list[tuple[Mapping[K, object], Mapping[K, object]]] = [(before, after)]
+    if isinstance(before, PersistentMap) and isinstance(after, PersistentMap):
+        shards = zip(before._shards, after._shards, strict=True)
+        pairs = [(old, new) for old, new in shards if old is not new]
+    return frozenset(
+        key for old, new in pairs for key in {**old, **new} if old.get(key) != new.get(key)
+    )

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from kept.cluster.metadata.image import Delta, Image, PartitionChange
+from kept.cluster.metadata.persistent_map import changed_keys
 from kept.cluster.metadata.records import decode_batch, encode_batch
 from kept.cluster.metadata.wal import check_magic, crc_matches, with_crc
 from kept.storage.disk import Disk
@@ -35,7 +35,6 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from kept.cluster.raft.messages import InstallSnapshot
 
-_K = TypeVar("_K")
 _MAGIC: Final = b"kept-snp"
 _VERSION: Final = 1
 _HEADER = struct.Struct(">8sIqq")
@@ -146,15 +145,11 @@ def difference(before: Image, after: Image) -> Delta:
         created,
         deleted,
         tuple(changes),
-        _changed(before.configs, after.configs),
-        _changed(before.brokers, after.brokers),
-        _changed(before.features, after.features),
+        changed_keys(before.configs, after.configs),
+        changed_keys(before.brokers, after.brokers),
+        changed_keys(before.features, after.features),
         before.voters != after.voters,
-        _changed(before.acls, after.acls),
-        _changed(before.credentials, after.credentials),
-        _changed(before.quotas, after.quotas),
+        changed_keys(before.acls, after.acls),
+        changed_keys(before.credentials, after.credentials),
+        changed_keys(before.quotas, after.quotas),
     )
-
-
-def _changed(before: Mapping[_K, object], after: Mapping[_K, object]) -> frozenset[_K]:
-    return frozenset(key for key in {**before, **after} if before.get(key) != after.get(key))

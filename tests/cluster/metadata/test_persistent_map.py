@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kept.cluster.metadata.persistent_map import SHARDS, PersistentMap, shard_of
+from kept.cluster.metadata.persistent_map import SHARDS, PersistentMap, changed_keys, shard_of
 
 keys = st.integers(0, 600) | st.text(max_size=3) | st.uuids() | st.tuples(st.uuids(), st.integers())
 edits = st.lists(st.lists(st.tuples(keys, st.none() | st.integers()), max_size=20), max_size=6)
@@ -56,6 +56,51 @@ def test_a_successor_shares_what_was_not_touched() -> None:
     after = draft.finish()
     shared = [a is b for a, b in zip(full._shards, after._shards, strict=True)]
     assert shared.count(False) == 1 and full[7] == 7 and after[7] == -1
+
+
+@given(edits)
+def test_what_changed_is_what_two_dicts_would_say(history) -> None:
+    """Also between maps of which one is not made of the other, and dicts."""
+    current, versions = PersistentMap(), [PersistentMap()]
+    for batch in history:
+        draft = current.edit()
+        for key, value in batch:
+            if value is None:
+                draft.pop(key, None)
+            else:
+                draft[key] = value
+        current = draft.finish()
+        versions.append(current)
+    for before in versions:
+        for after in versions:
+            every = {**before, **after}
+            expected = {key for key in every if before.get(key) != after.get(key)}
+            assert changed_keys(before, after) == expected
+            assert changed_keys(dict(before), after) == expected
+
+
+class Compared:
+    """Counts how often values are."""
+
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return self is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_what_changed_is_found_without_a_look_at_the_rest() -> None:
+    draft = PersistentMap().edit()
+    for number in range(10_000):
+        draft[number] = Compared()
+    full = draft.finish()
+    draft = full.edit()
+    draft[7] = Compared()
+    after = draft.finish()
+    assert changed_keys(full, after) == {7}
+    assert 0 < Compared.times <= 10_000 // SHARDS + 1
 
 
 def test_keys_spread() -> None:

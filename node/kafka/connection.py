@@ -467,7 +467,6 @@ class Connection(asyncio.BufferedProtocol):
         turn_end = started + TURN_S
         turned = False
         now_ms = 0
-        expired = self.last_active >= self.session.expires_at
         max_frame_bytes = self.listener.max_frame_bytes
         # What a node opens to itself for HTTP and gRPC is metered there (ClientUsage).
         metered = self.context.quotas.active and not (self.session.is_node or self.from_this_node)
@@ -495,6 +494,7 @@ class Connection(asyncio.BufferedProtocol):
                 if turned and perf_counter() >= turn_end:
                     self._stalled = True
                     break
+                expired = self.last_active >= self.session.expires_at
                 if expired and _KEY(self._buffer, start + 4)[0] not in api.BEFORE_LOGIN:
                     self.context.counters.expired_sessions += 1
                     self.abort("session expired", principal=self.session.principal)

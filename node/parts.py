@@ -155,7 +155,7 @@ class NodeParts:
             self.runtime.loop,
             self.live_config,
             self.counters,
-            lambda: self.metadata.image.credentials,
+            lambda: self.metadata.image,
             TokenChecks(self.runtime, token_settings(config)),
         )
         self.authorizer = self._new_authorizer(config)

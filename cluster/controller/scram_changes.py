@@ -9,7 +9,7 @@ as many bytes as a login by PLAIN may send (RFC 4616).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -20,7 +20,7 @@ from kept.cluster.metadata.records import (
     RemoveScramCredentialRecord,
     ScramCredentialRecord,
 )
-from kept.cluster.security.credentials import STORED, ScramCredential, ScramMechanism
+from kept.cluster.security.credentials import NOBODY, STORED, ScramCredential, ScramMechanism
 from kept.steps import Steps
 from kept.storage.errors import (
     DuplicateResource,
@@ -36,6 +36,7 @@ MAX_ITERATIONS: Final = 16_384
 MAX_USER_BYTES: Final = 255
 MAX_SALT_BYTES: Final = 1024
 """Kafka's tools make salts of 26 bytes, and each login is shown them."""
+SECRET_BYTES: Final = 64
 
 
 class Upsertion(Struct, frozen=True):
@@ -117,6 +118,20 @@ def check_credential(credential: ScramCredential | None) -> ScramCredential:
     if not 0 < len(credential.salt) <= MAX_SALT_BYTES:
         raise UnacceptableCredential(f"The salt must have 1 to {MAX_SALT_BYTES} bytes")
     return credential
+
+
+def with_decoys(
+    image: Image, records: Sequence[MetadataRecord], random: Callable[[int], bytes]
+) -> Sequence[MetadataRecord]:
+    """``records``, and the credential that decoys are made of if users are there or come with them,
+    and it is not. It never changes. ``random`` gives so many bytes.
+    """
+    users = image.credentials or any(isinstance(each, ScramCredentialRecord) for each in records)
+    if not users or image.decoy_credential is not None:
+        return records
+    secret = random(SECRET_BYTES)
+    credential = ScramCredential(b"", secret, secret, MIN_ITERATIONS)
+    return [*records, ScramCredentialRecord(NOBODY, ScramMechanism.SCRAM_SHA_512, credential)]
 
 
 Described = Sequence[tuple[ScramMechanism, int]]

@@ -53,7 +53,7 @@ from kept.cluster.metadata.voters import Voter
 from kept.cluster.security.acl_index import AclIndex
 from kept.cluster.security.acls import AclBinding
 from kept.cluster.security.client_quotas import QuotaEntity
-from kept.cluster.security.credentials import ScramCredential, ScramMechanism
+from kept.cluster.security.credentials import NOBODY, ScramCredential, ScramMechanism
 from kept.steps import Steps, finished
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import TopicPartition
@@ -159,6 +159,10 @@ class Image(Struct, frozen=True):
     acl_index: AclIndex = field(default_factory=AclIndex)
     """The bindings of ``acls`` as decisions want them."""
     credentials: Mapping[CredentialKey, ScramCredential] = field(default_factory=PersistentMap)
+    decoy_credential: ScramCredential | None = None
+    """Nobody's, since no user has an empty name. Of its server key every node makes what a user who
+    does not exist is shown.
+    """
     quotas: Mapping[QuotaEntity, Mapping[str, float]] = field(default_factory=dict)
 
     def topic(self, key: str | UUID) -> TopicImage | None:
@@ -222,6 +226,8 @@ class Image(Struct, frozen=True):
             values = self.configs[resource_type, resource_name]
             for name in sorted(values):
                 yield ConfigRecord(resource_type, resource_name, name, values[name])
+        if self.decoy_credential is not None:
+            yield ScramCredentialRecord(NOBODY, ScramMechanism.SCRAM_SHA_512, self.decoy_credential)
         for user, mechanism in sorted(self.credentials):
             yield ScramCredentialRecord(user, mechanism, self.credentials[user, mechanism])
         for acl_id in sorted(self.acls):
@@ -438,6 +444,9 @@ class _Step:
         self._touched["acls"].add(acl_id)
 
     def _credential(self, record: ScramCredentialRecord | RemoveScramCredentialRecord) -> None:
+        if record.user == NOBODY and isinstance(record, ScramCredentialRecord):
+            self._values["decoy_credential"] = record.credential
+            return
         credentials, key = self._own("credentials"), (record.user, record.mechanism)
         if isinstance(record, ScramCredentialRecord):
             credentials[key] = record.credential

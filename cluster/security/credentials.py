@@ -23,6 +23,8 @@ class ScramMechanism(IntEnum):
 
 STORED: Final = {mechanism.text: mechanism for mechanism in ScramMechanism if mechanism.value}
 """The mechanisms that have stored credentials, by their names in SASL."""
+NOBODY: Final = ""
+"""No user has this name. Its credential is what decoys are made of, and no login can use it."""
 
 
 class ScramCredential(Struct, frozen=True):

@@ -10,11 +10,12 @@ and decisions.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.cluster.controller import brokers, partition_election, unclean_recovery
+from kept.cluster.controller import brokers, partition_election, scram_changes, unclean_recovery
 from kept.cluster.controller.broker_decisions import decide
 from kept.cluster.controller.broker_sessions import (
     BrokerSessions,
@@ -243,13 +244,14 @@ class Controller:
         self._check_leads()
         default = self._config.current.unclean_leader_election_enable
 
-        def change(image: Image) -> list[MetadataRecord]:
-            return brokers.register_broker(
+        def change(image: Image) -> Sequence[MetadataRecord]:
+            records = brokers.register_broker(
                 image,
                 request,
                 session_live=self.sessions.is_live(request.broker_id, elapsed_ms()),
                 unclean_allowed=unclean_allowed_by(image, default),
             )
+            return scram_changes.with_decoys(image, records, secrets.token_bytes)
 
         await self.decide(change)
         broker = self._metadata.image.brokers[request.broker_id]

@@ -8,10 +8,11 @@ log's Raft messages go out and in here, and who depends on what the log says is 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from kept.cluster.controller import brokers, features
+from kept.cluster.controller import brokers, features, scram_changes
 from kept.node.config import listeners
 from kept.node.metadata import directory_ids, quorum_check
 from kept.node.metadata.broker_lifecycle import BrokerLifecycleManager
@@ -139,7 +140,7 @@ class ClusterLink:
         records = brokers.register_broker(image, registration, fenced=False)
         if image.brokers.keys() <= {registration.broker_id}:
             records += features.raise_levels(image, features.common_levels([features.SUPPORTED]))
-        self._metadata.propose_now(records)
+        self._metadata.propose_now(scram_changes.with_decoys(image, records, secrets.token_bytes))
         broker = self._metadata.image.brokers[self._identity.node_id]
         self._identity.broker_epoch = broker.broker_epoch
 

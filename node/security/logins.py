@@ -20,10 +20,11 @@ from kept.node.runtime.logging import log
 from kept.node.security.failed_logins import FailedLogins
 from kept.node.security.password_checks import PasswordChecks, TooManyLogins
 from kept.node.security.sasl_authenticator import AccessTokenChecked
-from kept.node.security.stored_credentials import CredentialsByUser, StoredCredentials
+from kept.node.security.stored_credentials import StoredCredentials
 from kept.storage.errors import SaslAuthenticationFailed
 
 if TYPE_CHECKING:
+    from kept.cluster.metadata.image import Image
     from kept.node.config.live_config import LiveConfig
     from kept.node.config.node_config import NodeConfig
     from kept.node.runtime.counters import Counters
@@ -40,21 +41,21 @@ MAX_TOKEN_SESSION_MS: Final = 366 * 86_400_000
 
 
 class Logins:
-    """Made and used on the node's loop. ``credentials`` gives those of the metadata's image."""
+    """Made and used on the node's loop. ``image`` gives the metadata of the moment."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         config: LiveConfig,
         counters: Counters,
-        credentials: Callable[[], CredentialsByUser],
+        image: Callable[[], Image],
         tokens: TokenChecks,
     ) -> None:
         self._loop = loop
         self._counters = counters
         self._config = config
         self._settings: dict[str, tuple[NodeConfig, SaslSettings]] = {}
-        self.credentials = StoredCredentials(credentials)
+        self.credentials = StoredCredentials(image)
         self.passwords = PasswordChecks(loop, self.credentials)
         self.tokens = tokens
         self.on_ended: list[Callable[[Session], None]] = []

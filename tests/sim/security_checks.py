@@ -44,6 +44,8 @@ def content(image: Image) -> dict[Key, Any]:
     """What an image holds, by its keys."""
     found: dict[Key, Any] = {("acl", binding): True for binding in image.acls.values()}
     found |= {("scram", *key): known.salt for key, known in image.credentials.items()}
+    if image.decoy_credential is not None:
+        found["decoys",] = image.decoy_credential.server_key
     for entity, quotas in image.quotas.items():
         found |= {("quota", entity, name): value for name, value in quotas.items()}
     return found

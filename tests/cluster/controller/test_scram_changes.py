@@ -12,10 +12,11 @@ from kept.cluster.controller.scram_changes import (
     Upsertion,
     alter_credentials,
     describe_credentials,
+    with_decoys,
 )
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import RemoveScramCredentialRecord, ScramCredentialRecord
-from kept.cluster.security.credentials import ScramCredential, ScramMechanism
+from kept.cluster.security.credentials import NOBODY, ScramCredential, ScramMechanism
 from kept.steps import finished
 from kept.storage.errors import (
     DuplicateResource,
@@ -105,3 +106,49 @@ def test_users_are_described_without_their_secrets() -> None:
     for user, error in (("zoe", ResourceNotFound), ("bob", DuplicateResource)):
         told = described[user]
         assert isinstance(told, KeptError) and type(told) is error and user in str(told)
+
+
+# What users who do not exist are made of.
+
+
+def test_the_first_user_brings_what_decoys_are_made_of_and_nobody_changes_it() -> None:
+    ada = ScramCredentialRecord("ada", SHA_512, credential())
+    gone = RemoveScramCredentialRecord("ada", SHA_512)
+    image, drawn = Image(), []
+
+    def random(count: int) -> bytes:
+        drawn.append(count)
+        return bytes([len(drawn)]) * count
+
+    assert with_decoys(image, [], random) == [] and not drawn
+    first, secret = with_decoys(image, [ada], random)
+    assert first is ada and isinstance(secret, ScramCredentialRecord)
+    assert secret.user == NOBODY and secret.credential.server_key == b"\1" * 64
+    image, delta = image.apply([first, secret])
+    assert image.decoy_credential == secret.credential
+    assert image.credentials.keys() == delta.credentials == {("ada", SHA_512)}
+    for entry in ([ada], [gone], [ada]):
+        assert with_decoys(image, entry, random) is entry
+        image, _ = image.apply(entry)
+        assert image.decoy_credential == secret.credential
+    assert drawn == [64]
+    assert [*Image().apply(image.records())[0].records()] == [*image.records()] == [secret, ada]
+
+
+def test_users_of_before_get_it_with_the_next_entry() -> None:
+    *_, secret = with_decoys(IMAGE, [], lambda count: b"x" * count)
+    image, _ = IMAGE.apply([secret])
+    assert image.decoy_credential is not None and image.credentials == IMAGE.credentials
+    assert "x" * 8 not in repr(image) + repr(secret)
+
+
+def test_nobody_is_no_user() -> None:
+    """Nor can one be made of him."""
+    image, _ = IMAGE.apply(with_decoys(IMAGE, [], lambda count: b"x" * count))
+    described = finished(describe_credentials(image))
+    assert described.keys() == {"ada", "bob"}
+    assert isinstance(finished(describe_credentials(image, [NOBODY]))[NOBODY], ResourceNotFound)
+    altered = alter(image, [put(NOBODY, SHA_512)])
+    assert isinstance(altered.errors[NOBODY], UnacceptableCredential) and not altered.records
+    altered = alter(image, [Deletion(NOBODY, SHA_512)])
+    assert isinstance(altered.errors[NOBODY], UnacceptableCredential) and not altered.records

@@ -23,7 +23,7 @@ from kept.node.security.password_checks import (
     TooManyLogins,
 )
 from kept.node.security.stored_credentials import StoredCredentials
-from tests.support.credentials import credential
+from tests.support.credentials import credential, image_of
 from tests.support.loops import run, turns, until
 
 SHA_512 = ScramMechanism.SCRAM_SHA_512
@@ -37,7 +37,7 @@ class Held:
         self.loop = asyncio.get_running_loop()
         self.begun: list[tuple[str, asyncio.Future[bool]]] = []
         self.users: Users = {("ada", SHA_512): credential("right", "SCRAM-SHA-512")}
-        self.checks = PasswordChecks(self.loop, StoredCredentials(lambda: self.users))
+        self.checks = PasswordChecks(self.loop, StoredCredentials(lambda: image_of(self.users)))
         monkeypatch.setattr(self.loop, "run_in_executor", self._begin)
 
     def _begin(self, _: Any, function: Any, mechanism: str, password: str, *__: Any) -> Any:
@@ -69,7 +69,7 @@ class Held:
 @run
 async def test_a_password_that_was_right_is_remembered_until_it_changes() -> None:
     users: Users = {("ada", SHA_512): credential("right", "SCRAM-SHA-512")}
-    checks = PasswordChecks(asyncio.get_running_loop(), StoredCredentials(lambda: users))
+    checks = PasswordChecks(asyncio.get_running_loop(), StoredCredentials(lambda: image_of(users)))
     try:
         assert await checks.matches("h", "ada", "right")
         assert not await checks.matches("h", "ada", "wrong")
@@ -289,7 +289,7 @@ def test_within_a_network_addresses_take_turns(monkeypatch: pytest.MonkeyPatch) 
 @run
 async def test_threads_that_check_give_way_to_the_others() -> None:
     users: Users = {("ada", SHA_512): credential("right", "SCRAM-SHA-512")}
-    checks = PasswordChecks(asyncio.get_running_loop(), StoredCredentials(lambda: users))
+    checks = PasswordChecks(asyncio.get_running_loop(), StoredCredentials(lambda: image_of(users)))
     try:
         assert await checks.matches("h", "ada", "right")
         niceness = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,8 @@ class ScramCredentialsHandler:
         def decision(image: Image) -> Steps[Decided[dict[str, KeptError | None]]]:
             self.metadata_changes.check_security(image)
             altered = yield from scram_changes.alter_credentials(image, changes)
-            return dict(altered.errors), altered.records
+            records = scram_changes.with_decoys(image, altered.records, secrets.token_bytes)
+            return dict(altered.errors), records
 
         try:
             errors = await self.metadata_changes.decide(decision)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hmac
 
-from kept.client.security.scram import password_matches, salted_password
-from kept.cluster.metadata.records import FeatureRecord
+from kept.client.security.scram import ScramClient, password_matches, salted_password
+from kept.cluster.metadata.records import FeatureRecord, ScramCredentialRecord
 from kept.cluster.security.credentials import ScramMechanism
+from tests.support.credentials import credential
 from tests.support.decisions import propose
+from tests.support.raw_client import AUTHENTICATE, HANDSHAKE, RawClient
 
 SALT = b"0123456789abcdef01234567"
 
@@ -83,3 +85,52 @@ def test_the_keys_are_those_of_the_rfc(lone):
     stored = lone.node.parts.metadata.image.credentials["ada", ScramMechanism.SCRAM_SHA_256]
     salted = salted_password("SCRAM-SHA-256", "secret", SALT, 4096)
     assert stored.server_key == hmac.digest(salted, b"Server Key", "sha256")
+
+
+def shown(lone, user):
+    """Salt and iterations, as SCRAM tells them who says that he is ``user``."""
+
+    async def go():
+        async with await RawClient.connect(lone.port) as peer:
+            await peer.ask(HANDSHAKE, 1, mechanism="SCRAM-SHA-512")
+            token = ScramClient("SCRAM-SHA-512", user, "x").step(None)
+            answer = await peer.ask(AUTHENTICATE, 2, auth_bytes=token)
+            return answer.auth_bytes.partition(b",s=")[2]
+
+    return lone.run(go())
+
+
+def test_what_unknown_users_are_shown_outlives_a_restart(lone_node, tmp_path):
+    settings = {
+        "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
+        "sasl_enabled_mechanisms": "SCRAM-SHA-512",
+        "log_dirs": str(tmp_path / "data"),
+    }
+    lone = lone_node(**settings)
+    alter(lone, upsertion("ada"))
+    before = [shown(lone, user) for user in ("ada", "bob", "eve")]
+    assert len(set(before)) == 3
+    alter(lone, upsertion("joe"), upsertion("zoe"))
+    alter(lone, deletions=[("zoe", 2)])
+    lone.stop()
+    again = lone_node(**settings)
+    assert [shown(again, user) for user in ("ada", "bob", "eve")] == before
+    assert describe(again).keys() == {"ada", "joe"}
+
+
+def test_a_directory_with_users_gets_what_unknown_ones_are_made_of_at_the_next_start(
+    lone_node, tmp_path
+):
+    """One of a version that had no secret for it."""
+    lone = lone_node(log_dirs=str(tmp_path / "data"))
+    sha_256 = ScramMechanism.SCRAM_SHA_256
+    lone.run(propose(lone.node, [ScramCredentialRecord("ada", sha_256, credential("pencil"))]))
+    assert lone.node.parts.metadata.image.decoy_credential is None
+    lone.stop()
+    images = []
+    for _ in range(2):
+        again = lone_node(log_dirs=str(tmp_path / "data"))
+        images.append(again.node.parts.metadata.image)
+        again.stop()
+    assert images[0].decoy_credential == images[1].decoy_credential is not None
+    assert images[0].credentials.keys() == {("ada", sha_256)}

@@ -298,39 +298,6 @@ def test_handshakes_that_are_left_or_reset_keep_nobody_out(site: Site) -> None:
         assert kafka(sock)
 
 
-@pytest.mark.slow
-def test_handshakes_that_are_left_or_reset_slow_others_down_a_little(site: Site) -> None:
-    """99 of 100 requests of another client take a small multiple of what they take in quiet."""
-    hello, reset = client_hello(site), struct.pack("ii", 1, 0)
-    left: deque[socket.socket] = deque()
-
-    def pings(live: ssl.SSLSocket, attack: int) -> float:
-        """The 99th percentile of 2,000 requests, with a handshake begun before each."""
-        taken = []
-        for number in range(2000):
-            if attack:
-                sock = site.plain()
-                sock.sendall(hello)
-                if number % 2:
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-                    sock.close()
-                else:
-                    leave(sock, left)
-            started = time.perf_counter()
-            live.sendall(protocol.encode_request(API_VERSIONS, 0, 7, "tls", {}))
-            read_frame(live)
-            taken.append(time.perf_counter() - started)
-        return sorted(taken)[1979]
-
-    with site.connect() as live:
-        pings(live, attack=0)
-        quiet, attacked = pings(live, attack=0), pings(live, attack=1)
-    for sock in left:
-        sock.close()
-    print(f"p99 in ms: quiet {quiet * 1e3:.2f}, attacked {attacked * 1e3:.2f}")
-    assert attacked < 40 * quiet
-
-
 def test_an_end_of_the_client_is_answered_with_close_notify(site: Site) -> None:
     """So that whoever reads an end without one knows that somebody cut the connection."""
     with site.connect() as sock:

@@ -25,6 +25,7 @@ from kafka.errors import KafkaError as PythonError
 
 from tests.compat.movers import RECORDS, Mover, Nodes, Place, move, move_by
 from tests.support.joining import knows
+from tests.support.kafka_connection import Connection
 from tests.tools import go_tools, kafka_dist
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -32,6 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 JAVA = Path(__file__).parents[1] / "tools" / "transactions"
 TRANSACTION_MS = 20_000
 AT_ONCE = 10
+DESCRIBE_TRANSACTIONS = 65
 
 
 class Librdkafka:
@@ -320,12 +322,21 @@ def test_an_instance_that_was_replaced_hears_of_it(
 
 
 def java(place: Place) -> list[str]:
+    return _mover(kafka_dist.install() / "libs", place)
+
+
+def java_3(place: Place) -> list[str]:
+    """The last of Kafka's clients that knows version 1 of transactions alone."""
+    return _mover(kafka_dist.libraries("org.apache.kafka:kafka-clients:3.9.1"), place)
+
+
+def _mover(jars: Path, place: Place) -> list[str]:
     return [
         "java",
         kafka_dist.HEAP,
         *kafka_dist.QUICK_START,
         "-cp",
-        f"{kafka_dist.install()}/libs/*",
+        f"{jars}/*",
         str(JAVA / "Mover.java"),
         *arguments(place),
     ]
@@ -342,16 +353,27 @@ def arguments(place: Place) -> tuple[str, ...]:
 
 PROGRAMS = [
     pytest.param(java, marks=pytest.mark.java),
+    pytest.param(java_3, marks=pytest.mark.java),
     pytest.param(franz, marks=pytest.mark.go),
 ]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_moves_everything_once(
-    one_node: Nodes, program: Callable[[Place], list[str]]
+    brokers: str, one_node: Nodes, program: Callable[[Place], list[str]]
 ) -> None:
     place = Place(one_node, f"alone-{program.__name__}")
     move_by(place, program(place), None)
+    by_version_1 = program is java_3 or brokers == "kafka-0"
+    assert (epoch(place) < RECORDS // AT_ONCE) is by_version_1, "in version 2 each end has its own"
+
+
+def epoch(place: Place) -> int:
+    """That of the producer, on a lone node."""
+    connection = Connection(place.bootstrap)
+    answer = connection.ask(DESCRIBE_TRANSACTIONS, 0, transactional_ids=[place.name])
+    connection.close()
+    return int(answer.transaction_states[0].producer_epoch)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

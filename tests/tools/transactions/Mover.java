@@ -16,7 +16,6 @@ import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
-import org.apache.kafka.common.errors.ApplicationRecoverableException;
 
 public class Mover implements AutoCloseable {
     static final int PARTITIONS = 4;
@@ -106,8 +105,6 @@ public class Mover implements AutoCloseable {
             if (!fatal) {
                 try {
                     mover.step();
-                } catch (ApplicationRecoverableException error) {
-                    fatal = true;
                 } catch (KafkaException error) {
                     System.err.println(error);
                     try {

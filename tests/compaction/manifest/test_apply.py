@@ -63,7 +63,8 @@ def start_of(w, disk) -> tuple[Log, ManifestStatus]:
         Given(node_id=1),
     )
     log = w.log
-    opening = Opening(log.topic_partition, log.topic_id, Given(replicas=(1, 2)), w.config)
+    record = Given(replicas=(1, 2), isr=(1, 2))
+    opening = Opening(log.topic_partition, log.topic_id, record, w.config)
     opening.directory = Given(directory=log_directory(w.log.directory, disk))
     opened, _, status = opener._open(opening)
     return opened, status

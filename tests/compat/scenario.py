@@ -116,7 +116,8 @@ def story_over_a_kill(
     ) as process:
         try:
             assert process.stdout is not None
-            if process.stdout.readline() == "half\n":
+            first = process.stdout.readline()
+            if first == "half\n":
                 cluster.wait_until(
                     lambda: committed(cluster, topic, topic) == held(cluster, topic),
                     "what was read is committed",
@@ -128,6 +129,7 @@ def story_over_a_kill(
         finally:
             process.kill()
     assert process.returncode == 0, errors
+    assert first == "half\n", "no node was killed"
     return {**json.loads(out.splitlines()[-1]), "held": held(cluster, topic)}
 
 

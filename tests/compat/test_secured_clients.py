@@ -192,14 +192,10 @@ def program_over_a_kill(
     assert 600 <= result["held"] <= 610  # kafka-go is not idempotent
 
 
-@pytest.mark.java
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("way", [*WAYS, BY_TOKEN])
-def test_kafkas_tools_with_a_command_config(clusters, way, tmp_path):
-    cluster, security = cluster_for(clusters, way)
+def for_java(security: Mapping[str, str], folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """The file of properties that a client in Java is given, and the flags of its machine."""
     flags = kafka_dist.QUICK_START
-    if way == BY_TOKEN:
+    if security.get("sasl.mechanism") == "OAUTHBEARER":
         url = security["sasl.oauthbearer.token.endpoint.url"]
         flags = (*flags, f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url}")
         security = {
@@ -207,8 +203,30 @@ def test_kafkas_tools_with_a_command_config(clusters, way, tmp_path):
             "sasl.jaas.config": f"{OAUTH_MODULE} required;",
             "sasl.login.callback.handler.class": HANDLER,
         }
-    config = tmp_path / "command.properties"
+    config = folder / "command.properties"
     config.write_text("".join(f"{name}={value}\n" for name, value in security.items()))
+    return config, flags
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", [*WAYS, BY_TOKEN])
+def test_a_client_in_java_over_the_death_of_a_leader(clusters, way, tmp_path):
+    _, security = cluster_for(clusters, way, 3)
+    config, flags = for_java(security, tmp_path)
+    program = str(Path(__file__).parent / "java" / "OverAKill.java")
+    command = kafka_dist.command(program, str(config), level="OFF", flags=flags)
+    program_over_a_kill(clusters, way, 3, command)
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", [*WAYS, BY_TOKEN])
+def test_kafkas_tools_with_a_command_config(clusters, way, tmp_path):
+    cluster, security = cluster_for(clusters, way)
+    config, flags = for_java(security, tmp_path)
     topic = cluster.topic("tools")
 
     def tool(name: str, *args: str, **given: Any) -> str:

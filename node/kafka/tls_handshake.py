@@ -238,6 +238,7 @@ class TlsHandshake(asyncio.Protocol):
             return
         self._socket = None
         self._task = self._loop.create_task(self._handshake(sock))
+        self._task.add_done_callback(lambda task: sock.close() if task.cancelled() else None)
 
     async def _handshake(self, sock: socket.socket) -> None:
         seconds = self._listener.context.config.current.silent_ms / 1000
@@ -249,11 +250,9 @@ class TlsHandshake(asyncio.Protocol):
                 ssl_handshake_timeout=seconds,
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
-        except (OSError, asyncio.CancelledError) as error:
+        except OSError as error:
             sock.close()
             self._acceptor.done(self)
-            if isinstance(error, asyncio.CancelledError):
-                raise
             self._listener.log_refusal("TLS handshake failed", peer=self.peer, error=_reason(error))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

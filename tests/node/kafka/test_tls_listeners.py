@@ -42,7 +42,7 @@ from tests.node.conftest import Lone
 from tests.support.certificates import Authority
 from tests.support.given import Given
 from tests.support.grpc_calls import basic, call
-from tests.support.loops import until
+from tests.support.loops import turns, until
 
 # isort: split
 import grpc
@@ -226,11 +226,11 @@ def test_thousands_of_handshakes_cost_the_requests_of_others_little(
     client of the listener, that come meanwhile, are answered within 50 ms of the loop's processor
     time. They wait for nothing else.
     """
-    authority, begins, begun = Authority(tmp_path), TlsHandshake.begin, 0
+    authority, begins = Authority(tmp_path), TlsHandshake.begin
+    begun: list[TlsHandshake] = []
 
     def begin(handshake: TlsHandshake) -> None:
-        nonlocal begun
-        begun += 1
+        begun.append(handshake)
         begins(handshake)
 
     monkeypatch.setattr(TlsHandshake, "begin", begin)
@@ -251,9 +251,9 @@ def test_thousands_of_handshakes_cost_the_requests_of_others_little(
                 "127.0.0.1", lone.port, ssl=trusting(authority), server_hostname="localhost"
             )
             for _ in range(STRANGERS // AT_ONCE):
-                before = begun
+                before = len(begun)
                 left = strangers(lone.port, hello)
-                while begun < before + len(left):
+                while len(begun) < before + len(left):
                     began = time.thread_time()
                     writer.write(request)
                     (size,) = struct.unpack(">i", await reader.readexactly(4))
@@ -262,6 +262,8 @@ def test_thousands_of_handshakes_cost_the_requests_of_others_little(
                 for sock in left:
                     sock.close()
             writer.close()
+            while begun[0]._acceptor._handshakes:  # they end, now that all strangers are gone
+                await asyncio.sleep(0.01)
             return sorted(taken)
 
         try:
@@ -270,6 +272,23 @@ def test_thousands_of_handshakes_cost_the_requests_of_others_little(
             lone.stop()
     print(f"{len(taken)} requests, ms: {1e3 * taken[len(taken) // 2]:.2f}, {1e3 * taken[-1]:.2f}")
     assert taken[len(taken) * 99 // 100] < MOST_S
+
+
+def test_a_handshake_that_is_cut_in_the_turn_in_which_it_begins_closes_its_socket() -> None:
+    """As one for which a flood leaves no room: its descriptor does not wait for the collector."""
+
+    async def go() -> None:
+        ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        acceptor: Any = Given(listener=Given(), runtime__loop=loop, done=lambda _: None)
+        handshake = TlsHandshake(acceptor, ours, "10.0.0.1:1")
+        handshake.begin()
+        handshake.abort()
+        await turns()
+        assert ours.fileno() == -1
+        theirs.close()
+
+    asyncio.run(go())
 
 
 def test_handshakes_at_a_time_are_bounded_by_their_setting(lone_node: Any, tmp_path: Path) -> None:

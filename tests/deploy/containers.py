@@ -8,7 +8,7 @@ import subprocess
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from kept.client.admin.readiness import cluster_is_up
@@ -17,8 +17,10 @@ from kept.client.security.security import PLAINTEXT, Security
 from kept.storage.errors import RetriableError
 from kept.testing.ports import free_port
 from tests.deploy.files import ROOT
+from tests.docs.blocks import Command, run
 
 IMAGE: Final = "kept:under-test"
+STAND_IN: Final = "kept-stand-in:under-test"
 BASE: Final = "python:3.11-slim-bookworm"
 BUILD_S: Final = 600
 READY_S: Final = 180.0
@@ -79,6 +81,15 @@ def _ids(*names: str) -> list[str]:
     return docker(
         "images", "-q", "--no-trunc", *(f"--filter=reference={one}" for one in names)
     ).split()
+
+
+@functools.cache
+def stand_in() -> str:
+    """An image that does nothing, in the place of one that is in a registry; its name."""
+    lines = f'FROM {BASE}\nCMD ["sleep", "infinity"]\n'
+    command = ["docker", "build", "-q", "-t", STAND_IN, "-"]
+    subprocess.run(command, input=lines.encode(), check=True, timeout=BUILD_S)
+    return STAND_IN
 
 
 @functools.cache
@@ -149,7 +160,7 @@ class Compose:
     def __enter__(self) -> Compose:
         self.environ.setdefault("IMAGE", image())
         try:
-            self.grow(self.nodes)
+            self.begin()
         except BaseException:
             print(*(self.log(node)[-2000:] for node in range(self.nodes)), sep="\n")
             self.close()
@@ -161,6 +172,24 @@ class Compose:
 
     def __len__(self) -> int:
         return self.nodes
+
+    def begin(self) -> None:
+        """Start all nodes for the first time, and wait."""
+        self.grow(self.nodes)
+
+    def run_commands(self, commands: Iterable[Command]) -> None:
+        """Run commands of a page in the root of this checkout, as this project, on its ports, and
+        with its image, which is built already. Before a status of the cluster all must be up.
+        """
+        typed = []
+        for command in commands:
+            if "kept cluster status" in command.text:
+                ready = f"{command.text} --check >/dev/null 2>&1"
+                waits = f"timeout {READY_S:.0f} sh -c 'until {ready}; do sleep 0.2; done' || true"
+                typed.append(command._replace(text=waits))
+            typed.append(command._replace(text=command.text.replace("--build", "--no-build")))
+        own = {key: text for key, text in self.environ.items() if os.environ.get(key) != text}
+        run(typed, ROOT, self.port(0), 3 * READY_S, environ=own)
 
     def grow(self, nodes: int) -> None:
         """Start the first ``nodes`` of the files, those that do not run yet, and wait."""

@@ -14,17 +14,40 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.containers import Compose, docker, image, until
+from kept.testing.ports import free_port
+from tests.deploy.containers import Compose, docker, image, stand_in, until
 from tests.deploy.files import ROOT
+from tests.docs.blocks import given_to, typed
 from tests.failover.load import PARTITIONS, under_load
 from tests.failover.nodes import Nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(900)]
 
 
+PAGE = "docs/operations.md"
+
+
+class AsOnThePage(Compose):
+    """Started by the commands of the page, in whose second file are two images of a registry."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            files=("compose.yaml", "compose.monitoring.yaml"),
+            PROMETHEUS_IMAGE=stand_in(),
+            PROMETHEUS_PORT=str(free_port()),
+            GRAFANA_IMAGE=stand_in(),
+            GRAFANA_PORT=str(free_port()),
+        )
+
+    def begin(self) -> None:
+        ((_, text, line),) = given_to("tests/deploy/test_compose.py", ROOT / PAGE)
+        self.run_commands(typed(text, PAGE, line))
+        self.await_ready()
+
+
 @pytest.fixture(scope="module")
 def compose():
-    with Compose() as started:
+    with AsOnThePage() as started:
         yield started
 
 

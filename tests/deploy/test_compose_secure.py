@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -20,16 +22,22 @@ from kept.client.bootstrap import read_security
 from kept.client.security.jaas import SCRAM_MODULE
 from kept.client.security.security import Security
 from kept.testing.ports import free_port
-from tests.deploy.containers import BASE, Compose, docker, until
+from tests.deploy.containers import BASE, Compose, docker, stand_in, until
+from tests.deploy.files import ROOT
+from tests.docs.blocks import Command, given_to, typed
 from tests.tools import judges
 
-pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.docker,
+    pytest.mark.openssl,
+    pytest.mark.timeout(900),
+]
 
 WAIT_S = 60
-ADMIN = "first-password"
 ADA = "adas-password"
-SCRAPES = "password-of-prometheus"
 PROMETHEUS = "kept-prometheus:under-test"
+PAGE = "docs/operations.md"
 FILES = (
     "compose.yaml",
     "compose.monitoring.yaml",
@@ -39,40 +47,54 @@ FILES = (
 
 
 class SecureCompose(Compose):
-    """The same nodes with the second file; ``directory`` has what clients on this machine need."""
+    """The same nodes with the second file, started as the page says, with ``directory`` for its
+    ``secret``; the user ada's password is typed.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        directory.chmod(0o700)
-        password = directory / "admin"
-        password.write_text(f"{ADMIN}\n")
-        password.chmod(0o444)
-        for_prometheus = directory / "prometheus"
-        for_prometheus.write_text(f"{SCRAPES}\n")
-        for_prometheus.chmod(0o444)
+        self.secret = directory / "secret"
         self.prometheus_port = free_port()
+        self.of_nodes, self.of_monitoring = (
+            [self._here(command) for command in typed(text, PAGE, line)]
+            for _, text, line in given_to("tests/deploy/test_compose_secure.py", ROOT / PAGE)
+        )
         super().__init__(
             files=FILES,
-            ADMIN_PASSWORD_FILE=str(password),
-            PROMETHEUS_PASSWORD_FILE=str(for_prometheus),
+            ADMIN_PASSWORD_FILE=str(self.secret / "admin"),
+            PROMETHEUS_PASSWORD_FILE=str(self.secret / "prometheus"),
             PROMETHEUS_PORT=str(self.prometheus_port),
             PROMETHEUS_IMAGE=PROMETHEUS,
+            GRAFANA_IMAGE=stand_in(),
+            GRAFANA_PORT=str(free_port()),
         )
 
+    def _here(self, command: Command) -> Command:
+        text = re.sub(r"(\$PWD/)?\bsecret\b(?=[/;])", str(self.secret), command.text)
+        asks = "kept user add ada"
+        return command._replace(text=text.replace(asks, f"echo {ADA} | {asks}"))
+
+    def begin(self) -> None:
+        *start, users = self.of_nodes
+        waits = Command("kept cluster status", (), PAGE, users.line)
+        self.run_commands([*start, waits, users])
+        self.environ["KEPT_COMMAND_CONFIG"] = str(self.secret / "admin.properties")
+        self.await_ready()
+
+    @property
+    def admins_password(self) -> str:
+        return (self.secret / "admin").read_text().strip()
+
     def security(self) -> Security:
-        return read_security(self.properties("admin", ADMIN))
+        return read_security(self.properties("admin", self.admins_password))
 
     @property
     def ca(self) -> str:
         """The authority's certificate, as a node has it."""
-        path = self.directory / "ca.pem"
-        if not path.exists():
-            path.write_text(docker("exec", self.name(0), "cat", "/etc/kept/tls/ca.pem"))
-        return str(path)
+        return str(self.secret / "ca.pem")
 
     def properties(self, user: str, password: str) -> str:
         """The path of a file for ``--command-config``."""
-        path = self.directory / f"{user}-{password}.properties"
+        path = self.secret / f"{user}-{quote(password, safe='')}.properties"
         path.touch(0o600)
         path.write_text(
             "security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\n"
@@ -103,9 +125,9 @@ def compose(tmp_path_factory):
         yield started
 
 
-def run_kept(compose, *arguments, user="admin", password=ADMIN, stdin=""):
+def run_kept(compose, *arguments, user="admin", password="", stdin=""):
     """The command line of this checkout, on this machine: status and both streams."""
-    config = ("--command-config", compose.properties(user, password))
+    config = ("--command-config", compose.properties(user, password or compose.admins_password))
     environ = {**os.environ, "KEPT_BOOTSTRAP": compose.bootstrap}
     done = subprocess.run(
         [sys.executable, "-m", "kept", *arguments, *config],
@@ -127,11 +149,9 @@ def as_admin(compose, *arguments, stdin=""):
 
 @pytest.fixture(scope="module")
 def topic(compose):
-    """One that ada, who is added here, may write and read, with the group readers."""
+    """One that ada may write, as on the page, and read, with the group readers."""
     as_admin(compose, "topic", "create", "orders", "--partitions", "3")
     as_admin(compose, "topic", "create", "secret")
-    as_admin(compose, "user", "add", "ada", stdin=f"{ADA}\n")
-    as_admin(compose, "acl", "add", "User:ada", "--producer", "--topic", "orders")
     as_admin(
         compose, "acl", "add", "User:ada", "--consumer", "--topic", "orders", "--group", "readers"
     )
@@ -178,14 +198,17 @@ def read(compose, topic, count):
 def test_the_admin_of_the_secret_logs_in(compose):
     status = as_admin(compose, "cluster", "status", "--check")
     assert all(f"localhost:{compose.port(node)}" in status for node in range(3)), status
-    known = AdminClient(compose.librdkafka("admin", ADMIN)).list_topics(timeout=WAIT_S)
+    password = compose.admins_password
+    known = AdminClient(compose.librdkafka("admin", password)).list_topics(timeout=WAIT_S)
     assert sorted(known.brokers) == [0, 1, 2]
-    assert ADMIN not in "".join(compose.log(node) for node in range(3))
+    assert password not in "".join(compose.log(node) for node in range(3))
 
 
 @pytest.fixture(scope="module")
 def prometheus(compose, tmp_path_factory):
-    """Debian's Prometheus in the place of the published image, as the files start it."""
+    """Debian's Prometheus in the place of the published image, started as the page says, but for
+    its user.
+    """
     context = tmp_path_factory.mktemp("prometheus")
     shutil.copy2(judges.prometheus(), context / "prometheus")
     (context / "Dockerfile").write_text(
@@ -195,7 +218,7 @@ def prometheus(compose, tmp_path_factory):
         '"--storage.tsdb.path=/prometheus"]\n'
     )
     docker("build", "-q", "-t", PROMETHEUS, str(context))
-    compose.compose("up", "-d", "--no-build", "--no-deps", "prometheus")
+    compose.run_commands(compose.of_monitoring[:-1])
     return f"http://localhost:{compose.prometheus_port}/api/v1"
 
 
@@ -212,8 +235,7 @@ def test_prometheus_logs_in_and_scrapes_every_node(compose, prometheus):
         return {target["lastError"] for target in targets() if target["lastError"]}
 
     until(lambda: any("401" in error for error in errors()), "a stranger is refused")
-    as_admin(compose, "user", "add", "prometheus", stdin=f"{SCRAPES}\n")
-    as_admin(compose, "acl", "add", "User:prometheus", "describe", "cluster")
+    compose.run_commands(compose.of_monitoring[-1:])
     until(lambda: [target["health"] for target in targets()] == ["up"] * 3, "all are scraped")
     with urllib.request.urlopen(f"{prometheus}/query?query=sum(kept_ready)", timeout=10) as answer:
         (sample,) = json.load(answer)["data"]["result"]

@@ -14,8 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from kept.testing.container import IMAGE
+from kept.testing.ports import free_port
 from tests.deploy.containers import BASE, docker, image, until
 from tests.deploy.files import ROOT
+from tests.docs.blocks import LOCAL_PORTS, Command, given_to, typed
+from tests.docs.blocks import run as run_commands
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(700)]
 
@@ -106,6 +110,30 @@ def test_it_serves_is_healthy_and_ends_as_pid_1(run):
     docker("start", name)
     until(lambda: docker("logs", name).count(" ready on ") == 2, "ready on the same volume")
     assert "recover" not in docker("logs", name)
+
+
+def test_one_node_is_reached_as_the_page_runs_it(tmp_path):
+    page, name = "docs/operations.md", f"kept-test-{uuid.uuid4().hex[:8]}"
+    ((_, text, line),) = given_to("tests/deploy/test_image.py", ROOT / page)
+    (command,) = typed(text, page, line)
+    started = command.text.replace("docker run ", f"docker run -d --name {name} ")
+    assert name in started and IMAGE in started
+    asked = f"docker exec {name} python /opt/kept/healthcheck.py /readyz"
+    commands = (
+        started.replace(IMAGE, image()),
+        f"timeout 100 sh -c 'until {asked}; do sleep 0.1; done' || docker logs {name}",
+        "kept topic create users",
+        "echo hello | kept produce users",
+    )
+    try:
+        run_commands(
+            [Command(one, (), page, line) for one in commands],
+            tmp_path,
+            free_port(LOCAL_PORTS),
+            200,
+        )
+    finally:
+        docker("rm", "-f", "-v", name, check=False)
 
 
 def test_a_node_of_a_file_is_healthy(run, tmp_path):

@@ -1,4 +1,7 @@
-"""Whose a data directory is, what a clean stop leaves, and what a crash does not."""
+"""Whose a data directory is, what a clean stop leaves, and what a crash does not.
+
+Long because what is said of a directory is shown by the same few directories of logs.
+"""
 
 from __future__ import annotations
 
@@ -652,6 +655,31 @@ def test_a_want_of_descriptors_keeps_no_log_from_being_deleted(disk, monkeypatch
     ]
     directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: 8, log.topic_partition: 10})
     assert directory.high_watermarks == {TP: 8}
+
+
+def test_files_of_a_deleted_log_go_later_where_descriptors_are_wanting(disk, monkeypatch) -> None:
+    directory, log = with_two_logs(disk, TopicPartition("t", 1))
+    directory.mark_deleted(log, uuid.uuid4(), now_ms=0)
+
+    def refuse(path: str) -> None:
+        raise ResourceExhausted(path, "open", OSError(errno.EMFILE, "Too many open files"))
+
+    later = 1_000_000_000
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "remove_tree", refuse)
+        with pytest.raises(ResourceExhausted):
+            directory.purge(later)
+    assert directory.purge(later) == 1
+    assert [entry.is_delete for entry in directory.scan()] == [False]
+
+
+def test_the_start_of_a_log_that_is_not_open_is_raised_durably_and_never_lowered(disk) -> None:
+    directory, _ = with_two_logs(disk, TopicPartition("t", 1))
+    assert directory.log_starts[TP] == 7
+    for offset in (9, 8):
+        directory.raise_log_start(TP, offset)
+    found = checkpoints.read_offsets(disk.after_kill(), f"{directory.path}/{layout.LOG_STARTS}")
+    assert found[TP] == 9
 
 
 def test_what_is_remembered_of_deleted_logs_does_not_grow(disk) -> None:

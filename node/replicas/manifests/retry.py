@@ -102,7 +102,7 @@ class RetrySchedule:
                 partition=self.topic_partition.partition,
                 offset=offset,
                 generation=generation,
-                why=f"nothing is compacted here, and no replica joins, until it is back. {REMEDY}",
+                why=f"nothing is compacted here, and no replica joins without it. {REMEDY}",
             )
 
     def _lacking(self, generation: str, offset: int) -> str:

@@ -22,7 +22,13 @@ from typing import Final, NamedTuple
 
 from kept.storage import checkpoints, layout
 from kept.storage.disk import Disk, Lock, parent
-from kept.storage.errors import DamagedData, DirectoryRefused, MachineError, ResourceExhausted
+from kept.storage.errors import (
+    DamagedData,
+    DirectoryRefused,
+    MachineError,
+    ResourceExhausted,
+    vanished,
+)
 from kept.storage.log import missing_files
 from kept.storage.log.log import Log
 from kept.storage.producers.producer_states import ProducerQuota
@@ -691,10 +697,15 @@ class LogDirectory:
 
     def verify(self) -> None:
         """Raise MachineError unless the directory is still what its path stands for; blocks, any
-        thread may. The lock file in it tells: it is held open from the start on.
+        thread may. The lock file in it tells: it is held open from the start on. Without
+        meta.properties no start takes the directory.
         """
-        if self._lock is not None:
-            self._lock.verify()
+        if self._lock is None:
+            return
+        self._lock.verify()
+        path = self._file(layout.META_PROPERTIES)
+        if not self.disk.exists(path):
+            raise vanished(path)
 
     def fail(self, error: MachineError) -> None:
         """Take the directory offline; the first reason is kept."""

@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.cluster.metadata.snapshot import is_snapshot_name
+from kept.cluster.metadata.wal import HARD_STATE_NAME, IDENTITY_NAME, WAL_NAME
 from kept.node.runtime.logging import log
+from kept.storage.errors import vanished
 
 if TYPE_CHECKING:
     from kept.node.runtime.runtime import Runtime
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
 LOCK: Final = ".lock"
 NOT_THE_OWNERS: Final = 0o077
 PRIVATE: Final = "chmod -R go="
+SNAPSHOT: Final = "snapshot-*"
+ALWAYS_THERE: Final = (WAL_NAME, HARD_STATE_NAME, IDENTITY_NAME)
+"""Files without which no start goes on; each is replaced under its name only."""
 
 
 class MetadataDirectory:
@@ -25,12 +31,16 @@ class MetadataDirectory:
         self._runtime = runtime
         self._shutdown = shutdown
         self._lock: Lock | None = None
+        self._path = ""
         self._verifying = False
+        self._seen: set[str] = set()
+        """What the directory has had; :data:`SNAPSHOT` for any snapshot."""
 
     def acquire(self, path: str) -> None:
         """Make the directory if there is none, and lock it. Raises MachineError, DirectoryInUse."""
         self._runtime.disk.ensure_data_directory(path)
         self._lock = self._runtime.disk.lock(f"{path}/{LOCK}")
+        self._path = path
         self._warn_of_readers(path)
 
     def _warn_of_readers(self, path: str) -> None:
@@ -52,13 +62,32 @@ class MetadataDirectory:
             self._lock = None
 
     def verify(self) -> Iterator[None]:
-        """A job: end this node when the directory was removed or replaced under it, for what it
-        promised to the other voters would be forgotten. A thread looks.
+        """A job: end this node when the directory was removed or replaced under it, or a file that
+        the next start needs: what it promised to the other voters would be forgotten, and nobody
+        would know whose the logs are. A thread looks.
         """
         if self._lock is not None and not self._verifying:
             self._verifying = True
-            self._runtime.in_thread(self._lock.verify).add_done_callback(self._verified)
+            look = self._runtime.in_thread(self._look, self._lock)
+            look.add_done_callback(self._verified)
         yield
+
+    def _look(self, lock: Lock) -> None:
+        """Blocks. Raises MachineError."""
+        lock.verify()
+        for name in ALWAYS_THERE:
+            self._expect(name, self._runtime.disk.exists(f"{self._path}/{name}"))
+        # A new snapshot is there before the old one goes: one of two listings has either.
+        self._expect(SNAPSHOT, self._has_snapshot() or self._has_snapshot())
+
+    def _has_snapshot(self) -> bool:
+        return any(map(is_snapshot_name, self._runtime.disk.listdir(self._path)))
+
+    def _expect(self, name: str, is_there: bool) -> None:
+        if is_there:
+            self._seen.add(name)
+        elif name in self._seen:
+            raise vanished(f"{self._path}/{name}")
 
     def _verified(self, finished: asyncio.Future[Any]) -> None:
         self._verifying = False

@@ -8,6 +8,7 @@ import asyncio
 import os
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,11 @@ def replace(path: str) -> None:
 @pytest.mark.parametrize("happens", [remove, move, replace])
 def test_a_directory_that_goes_fails_though_nobody_writes(site, happens):
     happens(site.doomed.name)
+    site.assert_failed()
+
+
+def test_whose_directory_it_is_goes_and_no_start_would_take_it(site):
+    os.unlink(f"{site.doomed.name}/meta.properties")
     site.assert_failed()
 
 
@@ -192,6 +198,29 @@ def test_the_metadata_directory_that_goes_ends_the_node(site):
     remove(site.meta)
     site.wait(site.node.parts.shutdown.requested.is_set)
     assert "metadata log failed" in site.node.parts.shutdown.failure
+
+
+@pytest.mark.parametrize("name", ["metadata.wal", "hard-state", "identity", "snapshot-*"])
+def test_a_file_of_the_metadata_that_goes_ends_the_node_though_nothing_is_decided(site, name):
+    """Without it no start would go on, whatever was acknowledged meanwhile."""
+    site.node.parts.maintenance.stop()
+    directory = site.node.parts.metadata_directory
+
+    def look() -> None:
+        for _ in directory.verify():
+            pass
+        site.wait(lambda: not directory._verifying)
+
+    snapshots = [Path(site.meta, f"snapshot-{index:020}-{1:010}") for index in (1, 2)]
+    snapshots[0].write_bytes(b"any")
+    look()
+    snapshots[0].rename(snapshots[1])
+    look()
+    assert not site.node.parts.shutdown.requested.is_set(), "one took the place of the other"
+    for path in Path(site.meta).glob(name):
+        path.unlink()
+    look()
+    assert f"{name}: stat failed: it was removed" in site.node.parts.shutdown.failure
 
 
 def test_no_decision_is_acknowledged_in_a_metadata_log_that_is_gone(site):

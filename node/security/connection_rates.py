@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+from kept.cluster.security.addresses import canonical_address
 from kept.cluster.security.client_quotas import CONNECTION_CREATION_RATE, IP, Quotas
 from kept.node.security.client_quotas import Meter
 from kept.replication.quota import SAMPLE_MS, SAMPLES, RateWindow
@@ -30,7 +31,8 @@ class ConnectionRates:
     def __init__(self, samples: int = SAMPLES, sample_ms: int = SAMPLE_MS) -> None:
         self._samples = samples
         self._sample_ms = sample_ms
-        self._quotas: Quotas = {}
+        self._bounds: dict[str | None, float] = {}
+        """By address; None: of those that have none of their own."""
         self._of_all = self._new_meter()
         self._of_listeners: dict[str, Meter] = {}
         self._of_addresses: OrderedDict[str, Meter] = OrderedDict()
@@ -40,8 +42,19 @@ class ConnectionRates:
         return Meter(RateWindow(self._samples, self._sample_ms), self._sample_ms)
 
     def replace(self, quotas: Quotas) -> None:
-        """These quotas are in force from now on."""
-        self._quotas = quotas
+        """These quotas are in force from now on. Of several that name one address in different
+        spellings the least counts.
+        """
+        bounds: dict[str | None, float] = {}
+        for of, values in quotas.items():
+            bound = values.get(CONNECTION_CREATION_RATE)
+            for kind, name in of:
+                if kind == IP and bound is not None:
+                    # Of IPv4 there is one spelling, and each costs some microseconds.
+                    several = name is not None and ":" in name
+                    address = canonical_address(name) if several else name
+                    bounds[address] = min(bound, bounds.get(address, bound))
+        self._bounds = bounds
 
     def record(self, now_ms: int, bound: int, listener: str = "") -> int:
         """One more is accepted by a listener, or ("") by any of them, which accept ``bound`` a
@@ -58,10 +71,10 @@ class ConnectionRates:
         return meter.record(1, now_ms)
 
     def record_address(self, now_ms: int, host: str) -> int:
-        """One more comes from an address: 0 if it may, else ms until it is to be closed; it does
-        not count then.
+        """One more comes from an address (its canonical spelling): 0 if it may, else ms until it is
+        to be closed; it does not count then.
         """
-        bound = self._bound_of(host)
+        bound = self._bounds.get(host, self._bounds.get(None))
         if bound is None:
             return 0
         meter = self._of_addresses.pop(host, None) or self._new_meter()
@@ -73,10 +86,3 @@ class ConnectionRates:
         if delay_ms:
             meter.record(-1, now_ms)
         return delay_ms
-
-    def _bound_of(self, host: str) -> float | None:
-        for name in (host, None):
-            bound = self._quotas.get(((IP, name),), {}).get(CONNECTION_CREATION_RATE)
-            if bound is not None:
-                return bound
-        return None

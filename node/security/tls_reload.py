@@ -40,6 +40,8 @@ class Rotation:
         """What is in the files cannot be used: what was in force before still is."""
         self._pending: TlsConfig | None = None
         self._refused: TlsConfig | str | None = None
+        self._is_early = False
+        """What was refused was not valid yet: it is tried again, since it will be."""
         self._warned_s: float = WARNINGS_S[0] + 1
 
     def step(self, read: TlsConfig | ConfigurationError, now_s: float) -> None:
@@ -52,11 +54,12 @@ class Rotation:
             self.failed = False
         elif read != self._pending:
             self._pending = read
-        elif read != self._refused:
+        elif read != self._refused or self._is_early:
             self._take(read, now_s)
         self._warn(now_s)
 
     def _take(self, read: TlsConfig, now_s: float) -> None:
+        self._is_early = read.keys is not None and now_s < read.keys.leaf.not_before
         try:
             self.tls.check_change(read, now_s)
             self.tls.use(read)

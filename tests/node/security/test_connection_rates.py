@@ -45,6 +45,26 @@ def test_an_address_has_its_quota_or_that_of_all() -> None:
     assert rates.record_address(0, "::1") == 0
 
 
+@pytest.mark.parametrize(
+    ("written", "comes"),
+    [
+        ("0:0:0:0:0:0:0:1", "::1"),
+        ("2001:DB8::1", "2001:db8::1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+    ],
+)
+def test_a_quota_is_for_its_address_however_that_is_written(written: str, comes: str) -> None:
+    """Kafka's tools send the text that was typed; Kafka resolves it."""
+    rates = ConnectionRates()
+    one, other = entity({IP: written}), entity({IP: comes})
+    rates.replace({one: {CONNECTION_CREATION_RATE: 1.0}})
+    assert [rates.record_address(0, comes) for _ in range(11)] == [0] * 10 + [1000]
+    rates.replace({one: {CONNECTION_CREATION_RATE: 1.0}, other: {CONNECTION_CREATION_RATE: 5.0}})
+    assert rates.record_address(0, comes) > 0, "the lower of two for one address"
+    rates.replace({other: {CONNECTION_CREATION_RATE: 5.0}})
+    assert rates.record_address(0, comes) == 0
+
+
 def test_no_more_addresses_are_remembered_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_rates, "MAX_ADDRESSES", 100)
     rates = rates_of(_=1)

@@ -127,6 +127,21 @@ def test_what_cannot_be_used_leaves_the_old_one_in_force(
     assert not bench.replaced and not bench.rotation.failed
 
 
+def test_one_that_is_not_valid_yet_is_taken_once_it_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The clock of whoever signs may be ahead; the files do not change again."""
+    bench = Bench(tmp_path)
+    now_s = time.time()
+    bench.put(bench.issue("node", not_before=DAY, not_after=9 * DAY))
+    for _ in range(4):
+        bench.tick(now_s)
+    assert not bench.replaced and bench.rotation.failed
+    assert "".join(capfd.readouterr()).count("new certificate not taken") == 1
+    bench.tick(now_s + DAY_S + 60)
+    assert bench.replaced and not bench.rotation.failed
+
+
 def test_another_subject_and_other_names_where_that_is_allowed(tmp_path: Path) -> None:
     allowed = {"ssl_allow_dn_changes": "true", "ssl_allow_san_changes": "true"}
     bench = Bench(tmp_path, **allowed)

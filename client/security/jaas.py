@@ -67,8 +67,12 @@ def parse_jaas(text: str) -> JaasEntry:
                 if name in options:
                     raise _malformed(f"option {name} is given twice")
                 options[name] = value
-            case [("word", name), *_]:
-                raise _malformed(f'option {name} has no value: write {name}="..."')
+            case [("word", _), *_]:
+                # It may be the second word of a password without quotes: it is not shown.
+                raise _malformed(
+                    f'option {position // 3 + 1} has no value: write name="value"; a value with '
+                    "blanks in it stands in quotes"
+                )
             case _:
                 raise _malformed('options are written name="value"')
     return JaasEntry(module, options)

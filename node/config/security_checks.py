@@ -65,6 +65,23 @@ def security_warnings(config: NodeConfig) -> list[str]:
             for listener in config.listeners
             if listener.protocol == "PLAINTEXT" and not listener.is_loopback
         ]
+    warnings += [
+        f"ssl.client.auth={config.ssl_client_auth} does not count for listener {listener.name}, "
+        f"where SASL says who comes: set listener.name.{listener.name.lower()}.ssl.client.auth"
+        for listener in config.listeners
+        if listener.protocol == "SASL_SSL"
+        and config.of_listener(listener.name).ssl_client_auth != config.tls_client_auth(listener)
+    ]
+    node = config.node_listener
+    if (
+        node is not None
+        and node.protocol == "SSL"
+        and not config.of_listener(node.name).ssl_endpoint_identification_algorithm
+    ):
+        warnings.append(
+            f"ssl.endpoint.identification.algorithm is empty for listener {node.name}: whoever has "
+            "a certificate of a trusted authority may answer in place of another node"
+        )
     logs_in = [name for name, protocol in protocols.items() if protocol.startswith("SASL_")]
     if logs_in and not config.authorizer_class_name:
         warnings.append(

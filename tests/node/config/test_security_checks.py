@@ -65,6 +65,21 @@ INSIDE, OUTSIDE = "PLAINTEXT://127.0.0.1:9092", "PLAINTEXT://:9092"
 LOGIN = "LOGIN://127.0.0.1:9093"
 WAY_AROUND = "is PLAINTEXT and reached from other machines, beside LOGIN"
 NO_LIMITS = "clients log in on LOGIN, but authorizer.class.name is not set"
+LOGIN_BY_TLS = {
+    **MIXED,
+    **ADMIN,
+    "listener.security.protocol.map": "LOGIN:SASL_SSL",
+    "listeners": f"{INSIDE},{LOGIN}",
+    "ssl.client.auth": "required",
+}
+ITS_OWN = "listener.name.login.ssl.client.auth"
+NO_EFFECT = f"required does not count for listener LOGIN, where SASL says who comes: set {ITS_OWN}"
+ALGORITHM = "ssl.endpoint.identification.algorithm"
+NODE_BY_TLS = {
+    "listeners": f"{INSIDE},NODE://127.0.0.1:10092",
+    "listener.security.protocol.map": "NODE:SSL",
+}
+NO_NAMES = f"{ALGORITHM} is empty for listener NODE: whoever has a certificate"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +90,14 @@ NO_LIMITS = "clients log in on LOGIN, but authorizer.class.name is not set"
         ({**MIXED, "listeners": f"{INSIDE},{LOGIN}"}, [NO_LIMITS]),
         ({**MIXED, "listeners": f"{OUTSIDE},{LOGIN}"}, [WAY_AROUND, NO_LIMITS]),
         ({"listeners": OUTSIDE, "advertised.listeners": "PLAINTEXT://a:9092"}, []),
+        (LOGIN_BY_TLS, [NO_EFFECT]),
+        ({**LOGIN_BY_TLS, ITS_OWN: "required"}, []),
+        ({**LOGIN_BY_TLS, ITS_OWN: "none"}, []),
+        (NODE_BY_TLS, []),
+        ({**NODE_BY_TLS, ALGORITHM: ""}, [NO_NAMES]),
+        ({**NODE_BY_TLS, ALGORITHM: "", f"listener.name.node.{ALGORITHM}": "https"}, []),
+        ({**NODE_BY_TLS, f"listener.name.node.{ALGORITHM}": ""}, [NO_NAMES]),
+        ({"listeners": INSIDE, ALGORITHM: ""}, []),
     ],
 )
 def test_warned_of(settings, warnings) -> None:

@@ -17,7 +17,9 @@ GROUP_CONFIGS: Final = 32
 
 def topic(item: Any, image: Image) -> Resource | None:
     """The topic that an item names, by name or by id; None for an id that no topic has."""
-    name = getattr(item, "name", None) or getattr(item, "topic", None)
+    name = getattr(item, "name", None)
+    if name is None:  # an empty one is a name, too, which is asked about as any other
+        name = getattr(item, "topic", None)
     if name is None:
         topic_id = getattr(item, "topic_id", None)
         known = None if topic_id is None else image.topics_by_id.get(topic_id)

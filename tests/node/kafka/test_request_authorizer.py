@@ -57,14 +57,14 @@ def test_a_handler_sees_what_is_allowed_and_refusals_stand_where_they_were_asked
     context = api.RequestContext(LIST_OFFSETS, 1, "c", session)
     served, image = api.served()[LIST_OFFSETS], Given(topics_by_id={})
     work: Any = request_authorizer.serve(
-        served, context, asked_for("a", "b", "c", "d", "a"), handler, image
+        served, context, asked_for("a", "b", "c", "d", "a", ""), handler, image
     )
     answer: Any = finished(work)
     if later:
         answer = finished(asyncio.run(answer))
     assert seen == ["b", "d"]
     named = [(t["name"], [p["error_code"] for p in t["partitions"]]) for t in answer["topics"]]
-    assert named == [("a", [29]), ("a", [29]), ("b", []), ("c", [29]), ("d", [])]
+    assert named == [("a", [29]), ("a", [29]), ("b", []), ("c", [29]), ("d", []), ("", [29])]
 
 
 @pytest.mark.parametrize("questions", [0, 1])

@@ -2,8 +2,8 @@
 
 The node makes one when it first needs it; an administrator may make it before. Either way it has
 the settings that keep what coordinators wrote: compacted and nothing else, in segments that are
-soon cleaned. Apache Kafka takes what the administrator says, and a topic made with its defaults
-loses offsets after a week.
+soon cleaned, and no change of settings takes that away. Apache Kafka takes what the administrator
+says, and a topic made with its defaults loses offsets after a week.
 """
 
 from __future__ import annotations
@@ -61,10 +61,7 @@ def settings(
     fixed = _FIXED[name]
     for setting, value in fixed.items():
         if given.get(setting, value) != value:
-            raise InvalidConfig(
-                f"{name} holds what coordinators must not lose: its {setting} must be {value}, "
-                f"not {given[setting]}"
-            )
+            raise _must_be(name, setting, value, given[setting])
     if name == CONSUMER_OFFSETS:
         usual = {
             "compression.type": "producer",
@@ -76,3 +73,20 @@ def settings(
             "segment.bytes": str(config.transaction_state_log_segment_bytes),
         }
     return {**fixed, **usual, **given}
+
+
+def check_change(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Whether a topic's settings may change so; any topic's. Raises InvalidConfig where one is set
+    to what it must not be, or unset. What differs already may stay: a cluster that was taken over
+    has what its administrator said.
+    """
+    for setting, value in _FIXED.get(name, {}).items():
+        changed = after.get(setting)
+        if changed not in {value, before.get(setting)}:
+            raise _must_be(name, setting, value, "unset" if changed is None else changed)
+
+
+def _must_be(name: str, setting: str, value: str, given: str | None) -> InvalidConfig:
+    return InvalidConfig(
+        f"{name} holds what coordinators must not lose: its {setting} must be {value}, not {given}"
+    )

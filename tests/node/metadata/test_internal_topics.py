@@ -78,3 +78,30 @@ def test_transactions_are_not_lost_to_an_unclean_election_nor_compressed():
     ):
         with pytest.raises(InvalidConfig, match=setting):
             internal_topics.settings(name, alone, {setting: value})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "refused"),
+    [
+        ("compact", "delete", "must be compact, not delete"),
+        ("compact", "compact,delete", "must be compact, not compact,delete"),
+        ("compact", None, "must be compact, not unset"),
+        ("compact", "compact", None),
+        ("compact,delete", "compact,delete", None),  # of a cluster that was taken over
+        ("compact,delete", "compact", None),
+        ("compact,delete", "delete", "must be compact, not delete"),
+        (None, None, None),
+    ],
+)
+@pytest.mark.parametrize("name", sorted(internal_topics.COORDINATED))
+def test_no_change_takes_away_that_it_is_compacted(name, before, after, refused):
+    had, has = (
+        {"segment.bytes": size} | ({} if policy is None else {"cleanup.policy": policy})
+        for size, policy in (("1024", before), ("2048", after))
+    )
+    internal_topics.check_change("orders", had, has)
+    if refused is None:
+        internal_topics.check_change(name, had, has)
+    else:
+        with pytest.raises(InvalidConfig, match=f"{name} .* cleanup.policy {refused}"):
+            internal_topics.check_change(name, had, has)

@@ -13,6 +13,7 @@ from kept.cluster.metadata.records import ResourceType
 from kept.node.config.config_def import ConfigType, Entry, Source, broker_synonyms
 from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
 from kept.node.config.topic_config import describe_topic, inherited_entries, validate_topic
+from kept.node.metadata import internal_topics
 from kept.storage.errors import ConfigurationError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def schema(config: NodeConfig, image: Image) -> ConfigSchema:
     def validate(resource_type: int, name: str, values: Mapping[str, str]) -> None:
         if resource_type == ResourceType.TOPIC:
             check_topic(config, values)
+            internal_topics.check_change(name, image.config(ResourceType.TOPIC, name), values)
         else:
             check_broker(config, image, name, values)
 

@@ -43,6 +43,7 @@ from kept.node.security.access import AUTHORIZATION_MESSAGES, CLUSTER
 from kept.node.security.client_quotas import ControllerMutations
 from kept.steps import Steps
 from kept.storage.errors import (
+    InvalidPartitions,
     InvalidReplicaAssignment,
     InvalidRequest,
     KeptError,
@@ -397,6 +398,11 @@ def _find(
 def _add_partitions(image: Image, topic: Any) -> Steps[Outcome]:
     if topic.name not in image.topics:
         raise UnknownTopicOrPartition("This server does not host this topic-partition.")
+    if topic.name in COORDINATED and topic.count > len(image.topics[topic.name].partitions):
+        raise InvalidPartitions(
+            f"{topic.name} keeps a group or a transactional id in the partition that the hash of "
+            "its name tells: with more partitions none would be found."
+        )
     assignments = topic.assignments
     manual = None if assignments is None else [entry.broker_ids for entry in assignments]
     records = yield from controller_topics.create_partitions_in_steps(

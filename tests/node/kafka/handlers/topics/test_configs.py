@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
+from kept.node.metadata.internal_topics import COORDINATED
 from kept.storage.types import TopicPartition
 
 GOLDEN = json.loads((Path(__file__).parents[4] / "golden" / "kafka_4_3_settings.json").read_text())
@@ -401,6 +402,25 @@ def test_replace_refused(lone):
     assert replace(lone, TOPIC, "zzz", retention_ms="1")[0] == "unknown_topic_or_partition"
     assert replace(lone, BROKER, "0", node_id="2")[0] == "invalid_request"
     assert lone.node.parts.metadata.image.config(TOPIC, "t") == {"retention.ms": "5"}
+
+
+@pytest.mark.parametrize("name", sorted(COORDINATED))
+def test_what_coordinators_wrote_stays_compacted(lone, name):
+    """Otherwise a week later offsets and transactional ids are gone."""
+    lone.create(name)
+    given = dict(lone.node.parts.metadata.image.config(TOPIC, name))
+    assert given["cleanup.policy"] == "compact"
+    for change in (
+        ("cleanup.policy", SET, "delete"),
+        ("cleanup.policy", APPEND, "delete"),
+        ("cleanup.policy", DELETE, None),
+    ):
+        code, message = alter(lone, TOPIC, name, change)
+        assert code == "invalid_config"
+        assert message.startswith(f"{name} holds what coordinators must not lose")
+    assert replace(lone, TOPIC, name, segment_bytes="2048")[0] == "invalid_config"
+    assert lone.node.parts.metadata.image.config(TOPIC, name) == given
+    assert alter(lone, TOPIC, name, ("segment.bytes", SET, "2048")) == ("none", None)
 
 
 def test_replace_for_a_broker(lone):

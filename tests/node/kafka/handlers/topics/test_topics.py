@@ -8,6 +8,7 @@ import uuid
 
 import pytest
 
+from kept.node.metadata.internal_topics import COORDINATED
 from kept.node.runtime import fd_quota
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
@@ -368,6 +369,16 @@ def test_partitions_refused(lone, topic, code, message):
     assert error == code
     assert message in text
     assert len(lone.node.parts.metadata.image.topics["t"].partitions) == 2
+
+
+@pytest.mark.parametrize("name", sorted(COORDINATED))
+def test_topics_of_coordinators_do_not_grow(lone, name):
+    """Groups would lose their offsets, and producers that are fenced would write again."""
+    lone.create(name, 2)
+    for manual in (None, [{"broker_ids": [0]}]):
+        ((_, error, text),) = add(lone, {"name": name, "count": 3, "assignments": manual})
+        assert (error, text.partition(" ")[0]) == ("invalid_partitions", name)
+    assert len(lone.node.parts.metadata.image.topics[name].partitions) == 2
 
 
 def test_no_more_replicas_than_open_files_allow(lone, monkeypatch):

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, NamedTuple, NewType
-
-Offset = NewType("Offset", int)
-"""Position of a record in its partition, from 0. Compaction leaves gaps."""
-
-LeaderEpoch = NewType("LeaderEpoch", int)
-"""Term of office of a partition's leader, from 0."""
+from typing import Final, NamedTuple
 
 NO_OFFSET: Final = -1
 NO_TIMESTAMP: Final = -1

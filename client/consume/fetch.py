@@ -17,7 +17,6 @@ from kept.storage.types import IsolationLevel, TopicPartition
 
 LATEST: Final = positions.LATEST
 EARLIEST: Final = positions.EARLIEST
-MAX_TIMESTAMP: Final = positions.MAX_TIMESTAMP
 
 SILENT_MS: Final = 30_000
 """How long past its ``max_wait_ms`` the answer to a Fetch is waited for by default."""

@@ -21,7 +21,6 @@ MAX_ELEMENTS: Final = 1024
 SEQUENCE: Final = 0x30
 SET: Final = 0x31
 OID: Final = 0x06
-_BOOLEAN: Final = 0x01
 _OCTETS: Final = 0x04
 _UTC_TIME: Final = 0x17
 _GENERALIZED_TIME: Final = 0x18

@@ -71,15 +71,14 @@ class RaftCore:
         hard_state: HardState | None = None,
         settings: RaftSettings | None = None,
         contacts: tuple[int, ...] = (),
-        first_entry: bytes = b"",
         applied: int = 0,
     ) -> None:
         """``voters``: those of the snapshot below the log; for a new cluster the founders, with
         their directory ids; none for a node that joins. ``random(n)`` gives 0 to n - 1.
 
-        ``contacts``: who may know the leader, for a node without a vote. ``first_entry``: what the
-        first leader writes into an empty log. ``applied``: the index of a durable snapshot, which
-        may be ahead of the log's base; it and what precedes it was committed.
+        ``contacts``: who may know the leader, for a node without a vote. ``applied``: the index of
+        a durable snapshot, which may be ahead of the log's base; it and what precedes it was
+        committed.
         """
         entries = list(log.entries(log.base_index + 1, 1 << 62))
         voter_set = VoterSet(log.base_index, voters)
@@ -98,7 +97,6 @@ class RaftCore:
         state.contacts = contacts
         state.formed = bool(voters)
         self.replicator = Replicator(state, take_snapshot)
-        self.replicator.first_entry = first_entry
         self.elector = Elector(state, self.replicator)
         self.follower = Follower(state)
         self.observer = Observer(state)

@@ -67,7 +67,6 @@ def entries(
     path: str,
     disk: Disk | None = None,
     *,
-    print_records: bool = True,
     decoder: Decoder | None = None,
 ) -> Iterator[Entry]:
     """What is in a file. Raises FileNotFoundError, MachineError; ValueError for other files.
@@ -79,7 +78,7 @@ def entries(
     parsed = layout.parse_segment_file(name)
     try:
         if parsed is not None and parsed.kind == layout.LOG:
-            yield from _log(disk, path, parsed.base_offset, print_records, decoder)
+            yield from _log(disk, path, parsed.base_offset, decoder)
         elif parsed is not None:
             yield from _small(disk, path, parsed)
         elif name in _TEXTS:
@@ -114,14 +113,12 @@ def _checkpoint(name: str, fields: list[str]) -> Entry:
     return Entry("checkpoint", values, " ".join(fields))
 
 
-def _log(
-    disk: Disk, path: str, base_offset: int, print_records: bool, decoder: Decoder | None
-) -> Iterator[Entry]:
+def _log(disk: Disk, path: str, base_offset: int, decoder: Decoder | None) -> Iterator[Entry]:
     yield Entry("log", {"base_offset": base_offset}, f"Log starting offset: {base_offset}")
     for position, header, data in batches(disk, path):
         try:
             yield Entry("batch", _batch_values(header, position), batch_line(header, position))
-            if not print_records or not header.record_count:
+            if not header.record_count:
                 continue
             if header.is_control:
                 yield from _control(header, data)

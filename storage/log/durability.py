@@ -149,10 +149,8 @@ class Durability:
             and not self._epochs.dirty
         )
 
-    def ticket(self, up_to: int | None = None) -> FlushTicket | None:
-        """A ticket for what is written and not durable (below ``up_to``); None for nothing."""
-        if up_to is not None and up_to <= self.recovery_point:
-            return None
+    def ticket(self) -> FlushTicket | None:
+        """A ticket for what is written and not durable; None for nothing."""
         if (
             self._tail.written_end_offset <= self.recovery_point
             and not self.unsynced_snapshots

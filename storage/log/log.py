@@ -672,9 +672,9 @@ class Log:
 
     # Durability.
 
-    def flush_ticket(self, up_to: int | None = None) -> FlushTicket | None:
-        """A ticket for what is written and not durable (below ``up_to``); None for nothing."""
-        return self.durability.ticket(up_to)
+    def flush_ticket(self) -> FlushTicket | None:
+        """A ticket for what is written and not durable; None for nothing."""
+        return self.durability.ticket()
 
     def flush_due(self, now_ms: int) -> bool:
         """Whether ``flush.messages`` or ``flush.ms`` ask for a flush now."""

@@ -16,7 +16,6 @@ all groups must be. A truncation withdraws one that was not begun and completes 
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -29,8 +28,6 @@ from kept.storage.segments.swap import SwapGroup, SwapPlan
 
 if TYPE_CHECKING:
     from kept.storage.log.log import Log
-
-logger = logging.getLogger(__name__)
 
 
 class SegmentSwapper:

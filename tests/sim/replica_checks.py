@@ -119,14 +119,9 @@ class ReplicaChecks:
 
     def _consider_giving_up(self, tp: TopicPartition, register: Register) -> None:
         if register.state is not None and not register.certain and not register.rebase:
-            register.given_up_us = self.world.now_us
             register.give_ups += 1
             register.rebase = True
             self.world.note("checks", f"{tp}: every ISR member lost power, losses are allowed")
-
-    def gives_up(self, node: int, reason: str) -> None:
-        """A process ends because it may not be a broker: nobody here has another one's id."""
-        raise Violation("exit", f"n{node} gives up: {reason}")
 
     # Metadata.
 
@@ -198,7 +193,6 @@ class ReplicaChecks:
     ) -> None:
         self.world.counts["unclean elections"] += 1
         self.world.note("checks", f"{tp}: an unclean election, losses are allowed")
-        register.given_up_us = self.world.now_us
         register.give_ups += 1
         register.rebase = register.by_election = True
         register.certain = {state.leader}

@@ -8,7 +8,7 @@ import multiprocessing
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -141,6 +141,3 @@ def until(seconds: float, first: int) -> Iterator[int]:
     while time.monotonic() < end:
         yield first
         first += 1
-
-
-Print = Callable[[str], None]

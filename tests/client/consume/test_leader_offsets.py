@@ -24,7 +24,6 @@ from kept.storage.types import IsolationLevel, TopicPartition
 
 COMMITTED = IsolationLevel.READ_COMMITTED
 NOT_LEADER, UNKNOWN_TOPIC, NOT_AUTHORIZED = 6, 3, 29
-ERRORS = "retriable, final"
 
 
 def topic(name: str, led_by: dict[int, int]) -> TopicMetadata:

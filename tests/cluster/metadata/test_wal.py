@@ -47,11 +47,6 @@ def content(log: WriteAheadLog) -> list[Entry]:
     return log.entries(log.base_index + 1, 1 << 62)
 
 
-def frame_end(log: WriteAheadLog, index: int) -> int:
-    slot = index - log.base_index
-    return log._positions[slot] if slot < len(log._positions) else log.size_bytes
-
-
 @pytest.fixture
 def disk() -> SimulatedDisk:
     return SimulatedDisk()

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import UUID
 
-from msgspec.structs import replace
-
 from kept.cluster.metadata.records import ConfigRecord, encode_batch
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import Entry, HardState
@@ -283,8 +281,3 @@ class Trial:
                     assert same or not agree, f"logs agree above entry {index} and not on it"
                     assert same or one.term_at(index) != other.term_at(index)
                     agree = agree or same
-
-
-def altered(message: Message, **changes: object) -> Message:
-    """The message, but for some fields."""
-    return replace(message, **changes)  # type: ignore[arg-type]

@@ -65,7 +65,6 @@ KINDS = {
     "hard state": "meta/hard-state",
 }
 LOGS = ("last log", "first log", "cleaned log")
-SETTINGS = {"log.cleaner.backoff.ms": "50", "log.cleaner.enable": "true"}
 
 
 def lone_node(directory: str, **settings: str) -> Node:

@@ -11,7 +11,6 @@ from kept.client.client import Client
 from tests.support.request_values import fetch_values, one_batch, produce_values
 
 NOT_LEADER_OR_FOLLOWER = 6
-FENCED_LEADER_EPOCH = 74
 
 
 def described(cluster, topic: str):

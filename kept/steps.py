@@ -21,8 +21,8 @@ def clear_in_steps(table: dict[Any, Any]) -> Steps[None]:
         yield
 
 
-def finished(steps: Steps[T]) -> T:
-    """The result of work that is small, at once."""
+def run_to_end(steps: Steps[T]) -> T:
+    """Do all of the work without a pause, for what is small; its result."""
     try:
         while True:
             next(steps)

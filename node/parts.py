@@ -538,7 +538,7 @@ class NodeParts:
         def serve_node(connection: HandedOver, first_bytes: bytes) -> None:
             self.peers.accept(connection.transport, first_bytes, connection.closed)
 
-        http = dict.fromkeys(HTTP_METHODS, self.http.take_over)
+        http = dict.fromkeys(HTTP_METHODS, self.http.receive_connection)
         tls = {a: ListenerTls(config, a) for a in config.listeners if a.is_tls}
         every = [*tls.values(), *([] if self.node_tls is None else [self.node_tls])]
         self.tls_reload = TlsReload(self.runtime, self.live_config, every)
@@ -547,7 +547,7 @@ class NodeParts:
                 self.server,
                 address,
                 self.client_connections,
-                {**http, HTTP2: self.grpc.take_over},
+                {**http, HTTP2: self.grpc.receive_connection},
                 new_protocol=SaslHandshake if address.protocol in SASL_PROTOCOLS else None,
                 tls=tls.get(address),
             )

@@ -157,7 +157,7 @@ class ManifestCore:
             case PullRequestReceived():
                 return self.receive_pull(event.request)
             case PullResponseReceived():
-                return self._pulled(event)
+                return self._receive_pull_response(event)
             case PullFailed():
                 if event.request == self.in_flight:
                     self.in_flight = None
@@ -327,7 +327,7 @@ class ManifestCore:
 
     # Follower.
 
-    def pull(self, log_end_offset: int, broker_epoch: int = -1) -> PullRequest | None:
+    def start_pull(self, log_end_offset: int, broker_epoch: int = -1) -> PullRequest | None:
         """What to ask the leader now; None while an answer or a store is outstanding.
 
         A request that is given up is to be followed by :class:`.manifests_events.PullFailed`.
@@ -355,7 +355,7 @@ class ManifestCore:
         )
         return self.in_flight
 
-    def _pulled(self, event: PullResponseReceived) -> Effects:
+    def _receive_pull_response(self, event: PullResponseReceived) -> Effects:
         """Answers count for the request that is waited for; every change of role voids it."""
         if event.request != self.in_flight:
             return ()

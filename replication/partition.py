@@ -46,7 +46,7 @@ __all__ = ["AppendInfo", "EpochTicket", "ListedOffset", "Partition", "PartitionF
 
 DELETE_TO_HIGH_WATERMARK: Final = -1
 """DeleteRecords' offset for "all that is committed"."""
-PLENTY: Final = MAX_INT32
+ENOUGH_BYTES: Final = MAX_INT32
 """More than any ``min_bytes`` asks for."""
 
 
@@ -384,20 +384,20 @@ class Partition(Replica):
     ) -> int:
         """Bytes that a consumer (or a ``replica``) could fetch from ``offset``: for ``min_bytes``.
 
-        PLENTY for an offset in an older segment: a fetch ends with its segment, so whoever asks for
-        more than is left there would wait for nothing (Kafka answers such a fetch at once, too).
-        PLENTY, too, where nobody is served any more; 0 for an offset out of range: the fetch that
-        follows says so.
+        ENOUGH_BYTES for an offset in an older segment: a fetch ends with its segment, so whoever
+        asks for more than is left there would wait for nothing (Kafka answers such a fetch at once,
+        too). ENOUGH_BYTES, too, where nobody is served any more; 0 for an offset out of range: the
+        fetch that follows says so.
         """
         if not (self._leading or (self._serves_consumers and not replica)):
-            return PLENTY
+            return ENOUGH_BYTES
         if replica:
             end = self.log.written_end_offset
         else:
             end = self.last_stable_offset if isolation else self.core.high_watermark
         if self.log.log_start_offset <= offset < end:
             if self._is_in_older_segment(offset, end):
-                return PLENTY
+                return ENOUGH_BYTES
             try:
                 read = self.log.read(offset, MAX_INT32, end)
             except MachineError as error:

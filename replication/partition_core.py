@@ -512,11 +512,11 @@ class PartitionCore:
         follower = self.followers.get(event.replica_id)
         if follower is None or event.broker_epoch != follower.broker_epoch:
             return ()
-        if 0 < event.number <= follower.pulled:
+        if 0 < event.number <= follower.last_pull:
             return ()  # it came late, over a connection that was given up, or twice
         follower.held = event.generation
         if isinstance(event, ManifestAcknowledged):
-            follower.pulled = event.number
+            follower.last_pull = event.number
             follower.complete = event.complete and not follower.went_back
         else:
             follower.applied = event.generation

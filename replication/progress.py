@@ -28,7 +28,7 @@ class ReplicaProgress:
     ``went_back``: its log was cut since it first fetched in this epoch. What it fetched there again
     may have gaps, so it is complete no more, and a pull from before the cut may come late. What it
     has applied it is to say anew.
-    ``pulled``: number of the last pull of this process that counted.
+    ``last_pull``: number of the last pull of this process that counted.
     """
 
     log_end_offset: int = UNKNOWN_OFFSET
@@ -42,7 +42,7 @@ class ReplicaProgress:
     follows: bool = True
     complete: bool = False
     went_back: bool = False
-    pulled: int = 0
+    last_pull: int = 0
 
     def fetched(
         self, log_end_offset: int, leader_end_offset: int, now_ms: int, broker_epoch: int
@@ -57,7 +57,7 @@ class ReplicaProgress:
             if self.broker_epoch != -1:  # another life: its disk may be another, too
                 self.held = self.applied = None
                 self.complete = self.went_back = False
-                self.pulled = 0
+                self.last_pull = 0
                 self.log_end_offset = UNKNOWN_OFFSET
             self.broker_epoch = broker_epoch
         if log_end_offset < self.log_end_offset:

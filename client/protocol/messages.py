@@ -25,7 +25,7 @@ from kio.static.constants import EntityType
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.bounds import NO_LIMIT, program
 from kept.client.protocol.wire import skip_tags, uvarint
-from kept.steps import Steps, finished
+from kept.steps import Steps, run_to_end
 from kept.storage.errors import (
     CorruptMessage,
     InvalidRequest,
@@ -257,7 +257,7 @@ def encode_response(
     api_key: int, version: int, correlation_id: int, values: Values | bytes
 ) -> bytes:
     """A whole response frame: length, header, body (bytes: a body that is encoded already)."""
-    return finished(response_steps(api_key, version, correlation_id, values))
+    return run_to_end(response_steps(api_key, version, correlation_id, values))
 
 
 def response_steps(
@@ -294,7 +294,7 @@ def body_steps(api_key: int, version: int, values: Values) -> Steps[bytes]:
 
 def _written(cls: Any, values: Values) -> bytes:
     out = io.BytesIO()
-    finished(_write_steps(cls, values, out))
+    run_to_end(_write_steps(cls, values, out))
     return out.getvalue()
 
 

@@ -29,7 +29,7 @@ from kept.cluster.metadata.records import (
     ResourceType,
     TopicRecord,
 )
-from kept.steps import Steps, finished
+from kept.steps import Steps, run_to_end
 from kept.storage.errors import (
     InvalidConfig,
     InvalidPartitions,
@@ -115,7 +115,7 @@ def create_topic(
     InvalidReplicationFactor, InvalidReplicaAssignment, PolicyViolation, and InvalidConfig from
     ``validate``.
     """
-    return finished(create_topic_in_steps(image, request, defaults, validate))
+    return run_to_end(create_topic_in_steps(image, request, defaults, validate))
 
 
 def create_topic_in_steps(
@@ -169,7 +169,7 @@ def create_partitions(
     Raises UnknownTopicOrPartition, InvalidPartitions, InvalidReplicaAssignment,
     InvalidReplicationFactor, PolicyViolation.
     """
-    return finished(create_partitions_in_steps(image, name, count, assignments))
+    return run_to_end(create_partitions_in_steps(image, name, count, assignments))
 
 
 def create_partitions_in_steps(

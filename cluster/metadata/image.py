@@ -54,7 +54,7 @@ from kept.cluster.security.acl_index import AclIndex
 from kept.cluster.security.acls import AclBinding
 from kept.cluster.security.client_quotas import QuotaEntity
 from kept.cluster.security.credentials import NOBODY, ScramCredential, ScramMechanism
-from kept.steps import Steps, finished
+from kept.steps import Steps, run_to_end
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import TopicPartition
 
@@ -186,7 +186,7 @@ class Image(Struct, frozen=True):
         Raises InvariantViolation when a record contradicts the image (a partition of a topic that
         does not exist): such an entry must never be written.
         """
-        return finished(self.apply_in_steps(records))
+        return run_to_end(self.apply_in_steps(records))
 
     def apply_in_steps(self, records: Iterable[MetadataRecord]) -> Steps[tuple[Image, Delta]]:
         """:meth:`apply` for entries of many records: yields after every few."""

@@ -65,7 +65,7 @@ from kept.cluster.raft.messages import NO_NODE, AppendEntries, LeaderHint, Messa
 from kept.cluster.raft.progress import Progress
 from kept.cluster.raft.ready import RaftSettings, Role, Snapshot
 from kept.cluster.raft.voter_set import voters_entry
-from kept.steps import Steps, finished
+from kept.steps import Steps, run_to_end
 from kept.storage.disk import Disk
 from kept.storage.errors import (
     CorruptMessage,
@@ -374,7 +374,7 @@ class MetadataNode:
         NotController (``leader_id``), InvariantViolation when the records contradict the image,
         RequestTimedOut while too much waits for a majority.
         """
-        return finished(self.propose_in_steps(records))
+        return run_to_end(self.propose_in_steps(records))
 
     def propose_in_steps(self, records: Sequence[MetadataRecord]) -> Steps[int]:
         """:meth:`propose` for many records, yielding between them; another proposal restarts it.
@@ -493,7 +493,7 @@ class MetadataNode:
 
     def done(self, work: DiskWork) -> Outcome:
         """The outstanding work ran."""
-        return finished(self.done_in_steps(work))
+        return run_to_end(self.done_in_steps(work))
 
     def done_in_steps(self, work: DiskWork) -> Steps[Outcome]:
         """:meth:`done` for entries of many records: yields between a few of them."""
@@ -585,7 +585,7 @@ class MetadataNode:
         records: list[MetadataRecord] = [VotersRecord(self.core.voters)]
         if self.image.cluster_id is None:
             records.append(ClusterRecord(self._new_cluster))
-        finished(self._propose(records))
+        run_to_end(self._propose(records))
 
     def _note_formation(self) -> None:
         formation = self._formation

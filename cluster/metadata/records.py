@@ -32,7 +32,7 @@ from kept.cluster.security.acls import (
 )
 from kept.cluster.security.client_quotas import QuotaEntity
 from kept.cluster.security.credentials import ScramCredential, ScramMechanism
-from kept.steps import Steps, finished
+from kept.steps import Steps, run_to_end
 from kept.storage.errors import CorruptMessage, InvariantViolation, UnsupportedVersion
 
 NO_LEADER: Final = -1
@@ -539,7 +539,7 @@ def decode(data: bytes | memoryview) -> MetadataRecord:
 
 def encode_batch(records: Iterable[MetadataRecord]) -> bytes:
     """The bytes of records that become true together: one entry of the metadata log."""
-    return finished(encode_batch_in_steps(records))
+    return run_to_end(encode_batch_in_steps(records))
 
 
 def encode_batch_in_steps(records: Iterable[MetadataRecord]) -> Steps[bytes]:
@@ -558,7 +558,7 @@ def encode_batch_in_steps(records: Iterable[MetadataRecord]) -> Steps[bytes]:
 
 def decode_batch(data: bytes | memoryview) -> list[MetadataRecord]:
     """The records of one entry. Raises as :func:`decode` does."""
-    return finished(decode_batch_in_steps(data))
+    return run_to_end(decode_batch_in_steps(data))
 
 
 def decode_batch_in_steps(data: bytes | memoryview) -> Steps[list[MetadataRecord]]:

@@ -87,8 +87,8 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class NotNow:
-    """No pass is due; ``reason`` is a sentence for the user."""
+class PassSkipped:
+    """No pass is made; ``reason`` is a sentence for the user."""
 
     topic_partition: TopicPartition
     reason: str
@@ -171,7 +171,7 @@ def _covered(log: LogSnapshot) -> bool:
 
 def plan(
     log: LogSnapshot, now_ms: int, limits: Limits, *, on_demand: bool = False, renew: bool = False
-) -> Plan | NotNow:
+) -> Plan | PassSkipped:
     """What a pass would do now, or why none is due.
 
     ``on_demand``: an operator wants one, at any ratio and lag. ``renew``: the applied manifest
@@ -179,9 +179,9 @@ def plan(
     """
     tp = log.topic_partition
     if not log.config.compact:
-        return NotNow(tp, "cleanup.policy has no compact")
+        return PassSkipped(tp, "cleanup.policy has no compact")
     if log.uncleanable is not None:
-        return NotNow(tp, log.uncleanable)
+        return PassSkipped(tp, log.uncleanable)
     outcome = cleanable_range(log, now_ms)
     clean, cleanable = sizes(log, outcome)
     dirty_ratio = ratio(clean, cleanable)
@@ -236,16 +236,16 @@ def plan(
             on_demand=on_demand,
         )
     else:
-        return NotNow(tp, _why_not(log, outcome, cleanable, dirty_ratio), dirty_ratio)
+        return PassSkipped(tp, _why_not(log, outcome, cleanable, dirty_ratio), dirty_ratio)
     return _unless_full(candidate, limits, dirty_ratio)
 
 
-def _unless_full(candidate: Plan, limits: Limits, dirty_ratio: float) -> Plan | NotNow:
+def _unless_full(candidate: Plan, limits: Limits, dirty_ratio: float) -> Plan | PassSkipped:
     """The plan, where its outputs have room on the disk."""
     needed = candidate.needs_bytes + RESERVE_BYTES
     if limits.free_bytes is not None and needed > limits.free_bytes:
         why = f"needs {needed} bytes, {limits.free_bytes} are free"
-        return NotNow(candidate.topic_partition, why, dirty_ratio)
+        return PassSkipped(candidate.topic_partition, why, dirty_ratio)
     return candidate
 
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from kept.compaction.cleaner.removal_log import Fate, Reason
 from kept.node.admin.compaction.compaction_status import PassOutcome, outcome
 from kept.node.admin.peer_http import CALL_S
-from kept.node.admin.results import OMITTED, OfPartition, Omitted, Remote
+from kept.node.admin.results import OMITTED, Omitted, PartitionResult, Remote
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.node.runtime.time_slices import checkpoint
 from kept.storage.errors import (
@@ -48,7 +48,7 @@ WHY_MISSING: Final = "/api/v1/compaction/why-missing"
 class Passes(Struct, frozen=True):
     """Passes that were ``started``, and ``partitions`` with what each pass came to."""
 
-    started: list[OfPartition] | Omitted = OMITTED
+    started: list[PartitionResult] | Omitted = OMITTED
     partitions: list[PassOutcome | Remote] | Omitted = OMITTED
 
 
@@ -181,7 +181,7 @@ class LeaderRouter:
         started = sorted(set().union(*(part.started for part in parts)))
         outcomes = {number: result for part in parts for number, result in part.outcomes.items()}
         return Passes(
-            OMITTED if wait else [OfPartition(topic, number) for number in started],
+            OMITTED if wait else [PartitionResult(topic, number) for number in started],
             [outcomes[n] for n in sorted(outcomes)] if wait or outcomes else OMITTED,
         )
 

@@ -30,7 +30,7 @@ class Remote(Struct, frozen=True):
     value: Mapping[str, Any]
 
 
-class OfPartition(Struct, frozen=True):
+class PartitionResult(Struct, frozen=True):
     """A result about one partition."""
 
     topic: str

@@ -26,7 +26,7 @@ from kept.compaction.cleaner.planner import (
     Failure,
     Failures,
     Limits,
-    NotNow,
+    PassSkipped,
     Plan,
     choose,
     next_generation,
@@ -79,7 +79,7 @@ class Status(Struct, frozen=True):
     """One compacted log: what is due or why not, what runs, what was done, what failed."""
 
     topic_partition: TopicPartition
-    next: Plan | NotNow
+    next: Plan | PassSkipped
     state: CompactionState
     running: Running | None
     failure: Failure | None
@@ -96,7 +96,7 @@ class _Request:
 
     end_offset: int = -1
     patience_ms: int = 0
-    waiters: list[asyncio.Future[Result | NotNow]] = field(default_factory=list)
+    waiters: list[asyncio.Future[Result | PassSkipped]] = field(default_factory=list)
 
 
 class Cleaner:
@@ -153,7 +153,7 @@ class Cleaner:
             running.work.cancel()
         self.failures.succeeded(tp)
         self._last.pop(tp, None)
-        self._complete(tp, error or NotNow(tp, "the partition is not here any more"))
+        self._complete(tp, error or PassSkipped(tp, "the partition is not here any more"))
 
     # What operations call.
 
@@ -163,7 +163,7 @@ class Cleaner:
 
     def plan_for(
         self, hosted: LocalReplica, *, on_demand: bool = False, limits: Limits | None = None
-    ) -> Plan | NotNow:
+    ) -> Plan | PassSkipped:
         """What a pass would do now, or why none is due."""
         partition = hosted.partition
         snapshot = view(
@@ -192,7 +192,7 @@ class Cleaner:
             self._last.get(tp),
         )
 
-    def request(self, tp: TopicPartition) -> asyncio.Future[Result | NotNow]:
+    def request(self, tp: TopicPartition) -> asyncio.Future[Result | PassSkipped]:
         """Clean a log now, whatever its dirty ratio; done when it is, or with why it can't be.
 
         The active segment is rolled first, so that everything committed takes part. It waits for a
@@ -200,7 +200,7 @@ class Cleaner:
         """
         self._table.partition(tp)
         self.failures.retry(tp)
-        future: asyncio.Future[Result | NotNow] = self._runtime.loop.create_future()
+        future: asyncio.Future[Result | PassSkipped] = self._runtime.loop.create_future()
         self._requested.setdefault(tp, _Request()).waiters.append(future)
         self._start_loop()
         self._wake.set()
@@ -285,7 +285,7 @@ class Cleaner:
                 continue
             if partition.offline is not None or not partition.is_leader:
                 if on_demand:
-                    self._complete(tp, NotNow(tp, "this node does not lead the partition"))
+                    self._complete(tp, PassSkipped(tp, "this node does not lead the partition"))
                 continue
             if hosted.manifests.pass_expected or (on_demand and self._prepare(hosted)):
                 continue
@@ -311,7 +311,7 @@ class Cleaner:
             request.patience_ms = now_ms + PATIENCE_MS
         return partition.high_watermark < request.end_offset and now_ms < request.patience_ms
 
-    def _complete(self, tp: TopicPartition, outcome: Result | NotNow | BaseException) -> None:
+    def _complete(self, tp: TopicPartition, outcome: Result | PassSkipped | BaseException) -> None:
         request = self._requested.pop(tp, None)
         for waiter in request.waiters if request is not None else ():
             if waiter.done():
@@ -363,11 +363,11 @@ class Cleaner:
     def _failed(self, hosted: LocalReplica, running: Running, error: KeptError) -> None:
         tp = running.plan.topic_partition
         if running.work.cancelled or self._stopping:
-            self._complete(tp, NotNow(tp, "the pass was cancelled"))
+            self._complete(tp, PassSkipped(tp, "the pass was cancelled"))
             return
         if isinstance(error, NotLeaderOrFollower | Withdrawn):
             log.info("pass thrown away", topic=tp.topic, partition=tp.partition, why=str(error))
-            self._complete(tp, NotNow(tp, str(error)))
+            self._complete(tp, PassSkipped(tp, str(error)))
             return
         self._counters.failed_compactions += 1
         stopped = check_stopped(error)

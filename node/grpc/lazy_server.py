@@ -49,7 +49,7 @@ class LazyServer:
         self._quiet_until = 0.0
         self._stopped = False
 
-    def take_over(self, connection: HandedOver, first_bytes: bytes) -> None:
+    def receive_connection(self, connection: HandedOver, first_bytes: bytes) -> None:
         """A connection that speaks HTTP/2."""
         transport = connection.transport
         transport.pause_reading()

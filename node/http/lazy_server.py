@@ -37,17 +37,17 @@ class LazyHttpServer:
     def __post_init__(self) -> None:
         self._server: HttpServer | None = None
 
-    def take_over(self, handed_over: HandedOver, first_bytes: bytes) -> None:
+    def receive_connection(self, handed_over: HandedOver, first_bytes: bytes) -> None:
         """Speak HTTP on a connection from now on."""
         if self._server is not None:
-            self._server.take_over(handed_over, first_bytes)
+            self._server.receive_connection(handed_over, first_bytes)
             return
         transport = handed_over.transport
         transport.pause_reading()
 
         def imported(_: asyncio.Future[None]) -> None:
             if not transport.is_closing():
-                self._started().take_over(handed_over, first_bytes)
+                self._started().receive_connection(handed_over, first_bytes)
 
         self._import().add_done_callback(imported)
 

@@ -1,10 +1,10 @@
 """HTTP on the client port: health, metrics and the operations beyond Kafka as JSON.
 
-:func:`take_over` receives a connection whose first four bytes are an HTTP method, with the bytes
-read so far. h11 holds the protocol's state; routes are in ``kept.node.http.routes``. Every answer
-with a value in it is JSON or plain text with ``nosniff``, so nothing is escaped for HTML; the page
-for browsers (``kept.node.http.console``) is three files that never change. Errors are ``{"error":
-{"status": 404, "message": "…"}}``.
+:func:`receive_connection` gets a connection whose first four bytes are an HTTP method, with the
+bytes read so far. h11 holds the protocol's state; routes are in ``kept.node.http.routes``. Every
+answer with a value in it is JSON or plain text with ``nosniff``, so nothing is escaped for HTML;
+the page for browsers (``kept.node.http.console``) is three files that never change. Errors are
+``{"error": {"status": 404, "message": "…"}}``.
 
 What a web page elsewhere sends to ``/api/`` (``Sec-Fetch-Site``) is refused. So is a Host that is
 not this node's (``kept.node.http.host_header``), against DNS rebinding, for every path but the two
@@ -136,7 +136,7 @@ class HttpServer:
         if connection in self._connections:
             self._connections.put(connection, rank)
 
-    def take_over(self, handed_over: HandedOver, first_bytes: bytes) -> None:
+    def receive_connection(self, handed_over: HandedOver, first_bytes: bytes) -> None:
         """Speak HTTP on a connection from now on; it belongs to this module until it is closed."""
         transport = handed_over.transport
         has_place = self._make_room(handed_over.host)

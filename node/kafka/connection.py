@@ -428,9 +428,9 @@ class Connection(asyncio.BufferedProtocol):
             if not self.listener.is_expected(self.transport, first):
                 self.abort()
                 return
-            take_over = self.listener.takeovers.get(first)
-            if take_over is not None:
-                self._hand_over(take_over)
+            receive_connection = self.listener.protocols.get(first)
+            if receive_connection is not None:
+                self._hand_over(receive_connection)
                 return
             self._resize(BASE_BUFFER_BYTES)
         self.process()
@@ -446,13 +446,13 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
         return is_probe is True
 
-    def _hand_over(self, take_over: Any) -> None:
+    def _hand_over(self, receive_connection: Any) -> None:
         """Another protocol speaks here: it takes the transport and the bytes read so far."""
         transport, self.transport = self.transport, None
         if self._sender is not None:
             self._sender.close()
         self._handed_over = self.listener.hand_over(self, transport)
-        take_over(self._handed_over, bytes(self._view[: self._end]))
+        receive_connection(self._handed_over, bytes(self._view[: self._end]))
 
     def process(self) -> None:
         """Serve the whole frames in the buffer, then write what they appended and answered."""

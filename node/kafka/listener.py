@@ -1,6 +1,6 @@
 """Where clients connect: accepts sockets, counts them, closes idle ones, knows who speaks what.
 
-The first four bytes of a connection tell its protocol: those in :attr:`Listener.takeovers` are
+The first four bytes of a connection tell its protocol: those in :attr:`Listener.protocols` are
 handed over with the transport (HTTP, gRPC); anything else is Kafka's length prefix. On the listener
 for nodes these speak their own protocol, too (``kept.node.internode``). Addresses come from
 ``listeners``; each listener answers with its own advertised address (semantics.md, rule 42).
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.connection_quota import ConnectionQuota
     from kept.node.security.listener_tls import ListenerTls
 
-TakeOver = Callable[["HandedOver", bytes], None]
+ReceiveConnection = Callable[["HandedOver", bytes], None]
 NewProtocol = Callable[["Listener"], asyncio.BaseProtocol]
 """What serves an accepted socket of a listener until its session is known."""
 
@@ -143,7 +143,7 @@ class Accepted(asyncio.Protocol):
 class Listener:
     """One of ``listeners``: its sockets, and the connections accepted there.
 
-    ``takeovers``: who serves other protocols, by the first four bytes. ``quota`` counts connections
+    ``protocols``: who serves other protocols, by the first four bytes. ``quota`` counts connections
     of this listener and of others. ``between_nodes``: it is the listener for nodes.
     ``new_protocol`` makes what serves an accepted socket until it calls :meth:`open`; without one
     the transport alone tells the session. With ``tls`` all that is in TLS.
@@ -154,7 +154,7 @@ class Listener:
         context: ServerContext,
         address: Address,
         quota: ConnectionQuota,
-        takeovers: Mapping[bytes, TakeOver],
+        protocols: Mapping[bytes, ReceiveConnection],
         *,
         between_nodes: bool = False,
         new_protocol: NewProtocol | None = None,
@@ -184,7 +184,7 @@ class Listener:
         """Connections beyond a limit of which it is not known whether they are probes."""
         self.throttle = AcceptThrottle(self)
         """Accepted sockets that wait to be served."""
-        self.takeovers = takeovers
+        self.protocols = protocols
         self.own_max_connections = config.own_max_connections(address.name)
         self.served = api.served()
         self.max_frame_bytes = config.socket_request_max_bytes

@@ -161,7 +161,7 @@ class SaslHandshake(Pending):
         if not self.listener.is_expected(self.transport, first[:4]):
             self.abort()
             return False
-        if first[:4] in _CARRY_LOGINS and first[:4] in self.listener.takeovers:
+        if first[:4] in _CARRY_LOGINS and first[:4] in self.listener.protocols:
             is_probe = True if self.over_limit is None else self.listener.is_probe(first)
             if is_probe is False:
                 self.abort()

@@ -61,7 +61,7 @@ def adopt(
         raise ConfigurationError(
             f"--adopt: process.roles is {','.join(config.process_roles)}. {directories.ONE_ROLE}"
         )
-    owners = {path: directories.owner(disk, path) for path in config.log_dirs}
+    owners = {path: directories.read_owner(disk, path) for path in config.log_dirs}
     nobodys = [path for path, whose in owners.items() if whose is Owner.NOBODY]
     is_done = not {Owner.ADOPTED, Owner.KEPT}.isdisjoint(owners.values())
     is_done = is_done and Owner.KAFKA not in owners.values()
@@ -80,8 +80,12 @@ def adopt(
     locks = _lock(disk, config.log_dirs)
     try:
         kafkas = [*config.log_dirs, *((kafka_metadata,) if kafka_metadata else ())]
-        directories.refuse([why for path in kafkas for why in directories.links(disk, path)])
-        imports = [directories.read(disk, path, config.node_id) for path in config.log_dirs]
+        directories.raise_refused(
+            [why for path in kafkas for why in directories.symbolic_links(disk, path)]
+        )
+        imports = [
+            directories.read_directory(disk, path, config.node_id) for path in config.log_dirs
+        ]
         imported = _read(config, disk, imports, kafka_metadata)
         _check(config, disk, imports, imported, ignore_security)
         if not dry:
@@ -180,8 +184,8 @@ def _check(
             f"{config.node_id} was registered, is not in log.dirs: name all that it had"
         )
     reasons += _missing(config, imports, imported)
-    reasons += directories.problems(disk, imports)
-    directories.refuse(reasons)
+    reasons += directories.unservable_logs(disk, imports)
+    directories.raise_refused(reasons)
     held = sorted(NOT_SERVED.keys() & set(translation.topics.values()))
     states = (f"{NOT_SERVED[topic]}; {topic} stays as a topic" for topic in held)
     for what in (*left.described(), *states):
@@ -252,7 +256,7 @@ def _write(
     write_identity(disk, metadata, Identity(own))
     directory_ids.remember_cluster(disk, metadata, config.node_id, cluster_id)
     for directory in imports:
-        directories.mark(disk, directory.path, cluster_id)
+        directories.mark_adopted(disk, directory.path, cluster_id)
     disk.unlink(f"{metadata}/{NOTE}")
     disk.fsync_dir(metadata)
     translation = imported.translation

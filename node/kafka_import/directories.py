@@ -59,7 +59,7 @@ class KafkaDirectory:
     logs: Mapping[TopicPartition, UUID | None]
 
 
-def owner(disk: Disk, path: str) -> Owner:
+def read_owner(disk: Disk, path: str) -> Owner:
     """Whose ``path`` is."""
     properties = checkpoints.read_properties(disk, f"{path}/{layout.META_PROPERTIES}")
     if properties is None:
@@ -69,14 +69,14 @@ def owner(disk: Disk, path: str) -> Owner:
     return Owner.ADOPTED if disk.exists(f"{path}/{layout.ADOPTED}") else Owner.KAFKA
 
 
-def mark(disk: Disk, path: str, cluster_id: str) -> None:
+def mark_adopted(disk: Disk, path: str, cluster_id: str) -> None:
     """From now on the directory is kept's, durably."""
     checkpoints.write_properties(
         disk, f"{path}/{layout.ADOPTED}", {"version": META_VERSION, "cluster.id": cluster_id}
     )
 
 
-def read(disk: Disk, path: str, node_id: int) -> KafkaDirectory:
+def read_directory(disk: Disk, path: str, node_id: int) -> KafkaDirectory:
     """What Kafka says of its directory. Raises DirectoryRefused."""
     name = f"{path}/{layout.META_PROPERTIES}"
     properties = checkpoints.read_properties(disk, name) or {}
@@ -115,7 +115,7 @@ def read(disk: Disk, path: str, node_id: int) -> KafkaDirectory:
     return KafkaDirectory(path, properties.get("cluster.id", ""), directory_id, epoch, logs)
 
 
-def links(disk: Disk, path: str) -> Iterator[str]:
+def symbolic_links(disk: Disk, path: str) -> Iterator[str]:
     """Symbolic links in a directory and those in it, each as a reason to refuse it: they may lead
     to files that are not Kafka's, which would be read, cut and deleted as if they were.
     """
@@ -124,7 +124,7 @@ def links(disk: Disk, path: str) -> Iterator[str]:
         if disk.is_link(inner):
             yield f"{inner} is a symbolic link: put what it leads to in its place"
         elif name != layout.LOST_AND_FOUND and disk.stat(inner).is_directory:
-            yield from links(disk, inner)
+            yield from symbolic_links(disk, inner)
 
 
 def _logs(disk: Disk, path: str) -> Iterator[tuple[TopicPartition, UUID | None]]:
@@ -142,7 +142,7 @@ def _logs(disk: Disk, path: str) -> Iterator[tuple[TopicPartition, UUID | None]]
             yield parsed.topic_partition, checkpoints.read_partition_metadata(disk, metadata)
 
 
-def problems(disk: Disk, imports: Sequence[KafkaDirectory]) -> Iterator[str]:
+def unservable_logs(disk: Disk, imports: Sequence[KafkaDirectory]) -> Iterator[str]:
     """What in the logs could not be served."""
     for directory in imports:
         for tp in directory.logs:
@@ -200,7 +200,7 @@ def _unknown_transactions(disk: Disk, path: str) -> Iterator[str]:
                     return
 
 
-def refuse(reasons: Sequence[str]) -> None:
+def raise_refused(reasons: Sequence[str]) -> None:
     """Raise DirectoryRefused where there are any."""
     if reasons:
         rest = len(reasons) - SAID_AT_ONCE

@@ -116,10 +116,10 @@ class ManifestShell(Protocol):
     def schedule_pull(self) -> None:
         """Pull from the leader soon."""
 
-    def pull(self) -> PullRequest | None:
+    def start_pull(self) -> PullRequest | None:
         """The next request to the leader; None: not now."""
 
-    def pulled(
+    def receive_pull_response(
         self, request: PullRequest, response: PullResponse, bodies: dict[ManifestRef, Manifest]
     ) -> None:
         """The leader responded."""

@@ -168,7 +168,7 @@ class World:
     def clean(self, *, on_demand=True, lso=None, **limits):
         """One pass if it is due; returns its result, or None."""
         made = self.plan(on_demand=on_demand, lso=lso)
-        if isinstance(made, planner.NotNow):
+        if isinstance(made, planner.PassSkipped):
             return None
         discard(DIRECTORY, self.disk)
         job = self.job(made, **limits)

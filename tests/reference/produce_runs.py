@@ -17,7 +17,7 @@ from kept.node.kafka.codec.produce import (
     encode_steps,
     parse,
 )
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.errors import CorruptMessage
 
 LONGEST_SHORT_NAME: Final = 126
@@ -105,5 +105,5 @@ def encode_run(entries: Sequence[tuple[PlainRequest, Any, Sequence[int]]]) -> by
         base_offset, _, append_time, log_start_offset, *_ = info
         result = PartitionResult(partition, 0, base_offset, append_time, log_start_offset)
         steps = encode_steps(version, correlation_id, [(topic, [result])])
-        frames.append(finished(steps))
+        frames.append(run_to_end(steps))
     return b"".join(frames)

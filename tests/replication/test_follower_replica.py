@@ -21,7 +21,7 @@ from kept.replication.manifests_events import (
     PullResponseReceived,
     StartedFollowing,
 )
-from kept.replication.partition import PLENTY, Partition
+from kept.replication.partition import ENOUGH_BYTES, Partition
 from kept.storage.errors import (
     CorruptMessage,
     FencedLeaderEpoch,
@@ -67,7 +67,7 @@ def stale_pull(follower: Partition) -> PullResponseReceived:
     """A leader publishes a manifest up to 11, for a request that claims a log up to there."""
     follower.step(StartedFollowing(3), 0)
     follower.step(DivergenceChecked(3, agreed=True), 0)
-    request = follower.core.manifests.pull(11)
+    request = follower.core.manifests.start_pull(11)
     ref = ManifestRef(Generation(3, 1), 11)
     return PullResponseReceived(request, PullResponse(ref, ref, (ref,)))
 
@@ -372,14 +372,14 @@ def test_consumers_read_from_a_follower_in_sync_up_to_its_high_watermark(followe
         follower.fetch(0, 100, from_follower=True, current_leader_epoch=2)
     with pytest.raises(UnknownLeaderEpoch):
         follower.fetch(0, 100, from_follower=True, current_leader_epoch=4)
-    assert 0 < follower.readable_bytes(0) < PLENTY
+    assert 0 < follower.readable_bytes(0) < ENOUGH_BYTES
 
 
 def test_a_follower_outside_of_the_isr_sends_them_to_the_leader(follower) -> None:
     follower.become_follower(1, 3, 8, (1,), (1, 0, 2), 0)
     with pytest.raises(NotLeaderOrFollower, match="not in sync"):
         follower.fetch(0, 100, from_follower=True)
-    assert follower.readable_bytes(0) == PLENTY, "who is parked is answered, and told"
+    assert follower.readable_bytes(0) == ENOUGH_BYTES, "who is parked is answered, and told"
 
 
 def test_who_may_serve_a_consumer(replicated) -> None:
@@ -402,7 +402,7 @@ def test_replicas_are_woken_by_the_log_end_and_consumers_by_the_high_watermark(r
     replicated.remove_waiter(replica)
     replicated.resign()
     assert heard == ["replica", "consumer", "consumer"]
-    assert replicated.readable_bytes(0, replica=True) == PLENTY
+    assert replicated.readable_bytes(0, replica=True) == ENOUGH_BYTES
 
 
 # Suspension.

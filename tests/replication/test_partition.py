@@ -8,7 +8,7 @@ import pytest
 
 from kept.replication.events import UNKNOWN_OFFSET, EligibleBrokersChanged, ProposeIsr
 from kept.replication.fetch_messages import FetchPartition
-from kept.replication.partition import PLENTY, Partition
+from kept.replication.partition import ENOUGH_BYTES, Partition
 from kept.storage.checkpoints import read_epochs
 from kept.storage.disk import Disk
 from kept.storage.errors import (
@@ -263,17 +263,17 @@ def test_an_older_segment_has_plenty_to_read(partition) -> None:
     for _ in range(5):
         tools.produce(partition, 20)
     assert [segment.base_offset for segment in partition.segments()] == [0, 60]
-    assert partition.readable_bytes(59) == partition.readable_bytes(0) == PLENTY
-    assert partition.readable_bytes(60) == 2 * partition.readable_bytes(80) < PLENTY
+    assert partition.readable_bytes(59) == partition.readable_bytes(0) == ENOUGH_BYTES
+    assert partition.readable_bytes(60) == 2 * partition.readable_bytes(80) < ENOUGH_BYTES
 
 
 def test_the_end_of_a_segment_is_no_reason_to_wait_for_more(replicated) -> None:
     for _ in range(4):
         tools.produce(replicated, 20)
     replicated.fetch(60, 1, replica_id=1)
-    assert 0 < replicated.readable_bytes(0) < PLENTY, "nothing committed beyond it yet"
+    assert 0 < replicated.readable_bytes(0) < ENOUGH_BYTES, "nothing committed beyond it yet"
     replicated.fetch(80, 1, replica_id=1)
-    assert replicated.readable_bytes(0) == PLENTY
+    assert replicated.readable_bytes(0) == ENOUGH_BYTES
 
 
 def test_the_nodes_own_readers_get_bytes_up_to_the_high_watermark(replicated) -> None:

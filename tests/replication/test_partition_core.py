@@ -224,7 +224,7 @@ def test_what_is_to_be_applied_is_committed_before_anything_else_is_done() -> No
     ref = ev.ManifestRef(Generation(2, 2), 100)
     follower.step(ev.StartedFollowing(2), 0)
     follower.step(ev.DivergenceChecked(2, agreed=True), 0)
-    asked = follower.manifests.pull(100)
+    asked = follower.manifests.start_pull(100)
     assert asked is not None
     follower.step(ev.PullResponseReceived(asked, ev.PullResponse(ref, ref, (ref,))), 0)
     assert follower.high_watermark == 0

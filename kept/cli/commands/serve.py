@@ -111,11 +111,11 @@ def serve(
         given[SETTING] = ";".join(add_scram)
     config = NodeConfig.load(file, given, port=port, data_dir=data_dir, node_id=node_id)
 
-    def take_over() -> None:
-        from kept.node.kafka_import.adopt import adopt as taken
+    def adopt_kafka() -> None:
+        from kept.node.kafka_import.adopt import adopt as adopt_directories
         from kept.storage.disk import Disk
 
-        taken(
+        adopt_directories(
             config,
             Disk(),
             kafka_metadata=kafka_metadata,
@@ -129,7 +129,7 @@ def serve(
         gc.enable()
         warnings = preflight.check(config, adopting=adopt)
         if adopt:
-            take_over()
+            adopt_kafka()
         for warning in warnings:
             echo(f"warning: {warning}", err=True)
         echo(f"settings are right{f' in {file}' if file else ''}")
@@ -137,6 +137,6 @@ def serve(
     from kept.node.process import run
 
     if adopt:
-        run(config, before=take_over)
+        run(config, before=adopt_kafka)
     else:
         run(config)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kept.client.admin.cluster import PREFERRED, elect_leaders
-from kept.node.admin.results import OfPartition
+from kept.node.admin.results import PartitionResult
 from kept.storage.errors import ElectionNotNeeded
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ELECT_MS: Final = 10_000
 
 
-class Elected(OfPartition, frozen=True):
+class Elected(PartitionResult, frozen=True):
     """The preferred replica leads the partition."""
 
     elected: bool

@@ -24,7 +24,7 @@ from kept.node.admin.compaction.compaction_status import (
     PartitionStatus,
     PassHistory,
 )
-from kept.node.admin.results import OfPartition, Remote
+from kept.node.admin.results import PartitionResult, Remote
 from kept.node.compaction import dry_run
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.node.runtime.time_slices import checkpoint
@@ -62,20 +62,20 @@ class DirtySample(Struct, frozen=True):
     dirty_ratio: float | None
 
 
-class DirtySamples(OfPartition, frozen=True):
+class DirtySamples(PartitionResult, frozen=True):
     """Dirty ratios over the last hour, the oldest first."""
 
     samples: list[DirtySample]
 
 
-class LifeOfKey(OfPartition, frozen=True):
+class LifeOfKey(PartitionResult, frozen=True):
     """A key's records in the log, and how far back removals are known."""
 
     records: Sequence[Mapping[str, Any]]
     passes: list[JournalledPass]
 
 
-class Retrying(OfPartition, frozen=True):
+class Retrying(PartitionResult, frozen=True):
     """An uncleanable partition is tried again."""
 
     retrying: bool
@@ -125,7 +125,9 @@ class CompactionAdmin:
     def dirty_samples(self, topic: str, partition: int) -> DirtySamples:
         """Dirty ratios of a partition led here in the last hour. Raises UnknownTopicOrPartition."""
         tp = self.lookup.partition(topic, partition)
-        return DirtySamples(*tp, samples=[DirtySample(*sample) for sample in self.history.of(tp)])
+        return DirtySamples(
+            *tp, samples=[DirtySample(*sample) for sample in self.history.samples(tp)]
+        )
 
     async def compact_now(
         self, topic: str, partition: int | None, wait: bool, *, here: bool = False

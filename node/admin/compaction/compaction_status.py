@@ -23,14 +23,14 @@ from kept.compaction.cleaner.job_builder import job_for, sources_from
 from kept.compaction.cleaner.log_snapshot import view
 from kept.compaction.cleaner.planner import (
     Failure,
-    NotNow,
+    PassSkipped,
     Plan,
     cleanable_range,
     next_generation,
     sizes,
 )
 from kept.compaction.manifest.apply import CompactionState
-from kept.node.admin.results import OMITTED, OfPartition, Omitted
+from kept.node.admin.results import OMITTED, Omitted, PartitionResult
 from kept.node.compaction.consistent_read import read_consistently
 from kept.node.replicas.manifests.workers import pass_limits
 from kept.storage.errors import KeptError, OffsetOutOfRange
@@ -113,7 +113,7 @@ class CompactionStatus(Struct, frozen=True):
     replicas: tuple[ReplicaGenerations, ...] = ()
 
 
-class PartitionStatus(OfPartition, frozen=True):
+class PartitionStatus(PartitionResult, frozen=True):
     """The status of a named partition."""
 
     INLINED: ClassVar = frozenset({"status"})
@@ -121,7 +121,7 @@ class PartitionStatus(OfPartition, frozen=True):
     status: CompactionStatus
 
 
-class PassOutcome(OfPartition, frozen=True):
+class PassOutcome(PartitionResult, frozen=True):
     """What a requested pass came to: numbers, an ``error``, or why there was nothing to do."""
 
     INLINED: ClassVar = frozenset({"result"})
@@ -132,7 +132,7 @@ class PassOutcome(OfPartition, frozen=True):
     error: str | Omitted = OMITTED
 
 
-class NothingCleanable(OfPartition, frozen=True):
+class NothingCleanable(PartitionResult, frozen=True):
     """Why a pass would do nothing now. ``key`` are the records of a key, where one was named."""
 
     status: CompactionStatus
@@ -143,7 +143,7 @@ class NothingCleanable(OfPartition, frozen=True):
     key: Sequence[Mapping[str, Any]] | Omitted = OMITTED
 
 
-class Explanation(OfPartition, frozen=True):
+class Explanation(PartitionResult, frozen=True):
     """What a pass would do now; ``tombstones``, ``dry_run`` and ``key`` are the dry run's."""
 
     status: CompactionStatus
@@ -157,7 +157,7 @@ class Explanation(OfPartition, frozen=True):
     key: Sequence[Mapping[str, Any]] | Omitted = OMITTED
 
 
-class RunningPass(OfPartition, frozen=True):
+class RunningPass(PartitionResult, frozen=True):
     """A pass that runs; ``progress`` is 0 to 1."""
 
     reason: str
@@ -166,7 +166,7 @@ class RunningPass(OfPartition, frozen=True):
     started_ms: int
 
 
-class UncleanableLog(OfPartition, frozen=True):
+class UncleanableLog(PartitionResult, frozen=True):
     """A log whose pass failed. ``retry_at_ms`` is -1 where it waits for ``retry``."""
 
     reason: str
@@ -198,7 +198,7 @@ class JournalledPass(Struct, frozen=True):
     removed: Mapping[str, int]
 
 
-class PassHistory(OfPartition, frozen=True):
+class PassHistory(PartitionResult, frozen=True):
     """``last``: numbers of the last pass that this process ran, or None; ``passes``: what the
     removal journal knows of the last ones, newest first.
     """
@@ -207,7 +207,7 @@ class PassHistory(OfPartition, frozen=True):
     passes: list[JournalledPass]
 
 
-class MissingRecord(OfPartition, frozen=True):
+class MissingRecord(PartitionResult, frozen=True):
     """What became of an offset. ``winner`` is the newest record of a key, where one was named."""
 
     offset: int
@@ -288,7 +288,7 @@ class CompactionView:
         """Try an uncleanable log again at once; whether it was uncleanable."""
         return self.cleaner.started.retry(tp)
 
-    def start_pass(self, tp: TopicPartition) -> asyncio.Future[Result | NotNow]:
+    def start_pass(self, tp: TopicPartition) -> asyncio.Future[Result | PassSkipped]:
         """Compact a log that this node leads, whatever its dirty ratio. Raises KeptError."""
         return self.cleaner.started.request(tp)
 
@@ -310,7 +310,7 @@ class CompactionView:
         due = cleaner.plan_for(hosted)
         plan = due if isinstance(due, Plan) else cleaner.plan_for(hosted, on_demand=True)
         status = self.status(hosted)
-        if isinstance(plan, NotNow):
+        if isinstance(plan, PassSkipped):
             return NothingCleanable(
                 *tp,
                 status=status,
@@ -529,19 +529,19 @@ def in_words(state: str, reason: str, progress: float | None) -> str:
     return f"{state}: {reason}"
 
 
-def _state(following: Plan | NotNow, dirty_bytes: int) -> tuple[str, str]:
+def _state(following: Plan | PassSkipped, dirty_bytes: int) -> tuple[str, str]:
     if isinstance(following, Plan):
         return DUE, following.why
     return (WAITING if dirty_bytes else IDLE), following.reason
 
 
-def outcome(tp: TopicPartition, finished: asyncio.Future[Result | NotNow]) -> PassOutcome:
+def outcome(tp: TopicPartition, finished: asyncio.Future[Result | PassSkipped]) -> PassOutcome:
     """What a pass that was requested came to. Raises what is no error of kept."""
     error = finished.exception()
     if isinstance(error, KeptError):
         return PassOutcome(*tp, done=False, error=error.client_message)
     result = finished.result()
-    if isinstance(result, NotNow):
+    if isinstance(result, PassSkipped):
         return PassOutcome(*tp, done=False, reason=result.reason)
     return PassOutcome(*tp, done=True, result=result)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
 
-from kept.node.admin.results import OfPartition, Remote
+from kept.node.admin.results import PartitionResult, Remote
 from kept.node.compaction import replica_digests
 from kept.node.replicas import lost_records_report
 
@@ -26,7 +26,7 @@ class LostRecords(Struct, frozen=True):
     reports: list[Mapping[str, Any]]
 
 
-class NamedReplica(OfPartition, frozen=True):
+class NamedReplica(PartitionResult, frozen=True):
     """The state of a replica with its partition's name."""
 
     INLINED: ClassVar = frozenset({"state"})

@@ -98,7 +98,7 @@ class DirtyHistory:
             del self._lines[tp]
         return bool(gone)
 
-    def of(self, tp: TopicPartition) -> list[tuple[int, float | None]]:
+    def samples(self, tp: TopicPartition) -> list[tuple[int, float | None]]:
         """(milliseconds, dirty ratio) of a partition, oldest first; None where it is not known."""
         line = self._lines.get(tp)
         if line is None:

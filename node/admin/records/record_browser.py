@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from kept.client.consume.positions import EARLIEST
-from kept.node.admin.results import OfPartition
+from kept.node.admin.results import PartitionResult
 from kept.storage.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ShownRecord(Struct, frozen=True):
     headers_left_out: int
 
 
-class RecordPage(OfPartition, frozen=True):
+class RecordPage(PartitionResult, frozen=True):
     """Some records. ``log_start_offset`` and ``high_watermark`` say what there is, ``next_offset``
     where to go on.
     """

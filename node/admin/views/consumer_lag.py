@@ -24,7 +24,7 @@ from kept.client.admin.groups import describe_group, fetch_offsets, groups_of_no
 from kept.client.consume.positions import LATEST
 from kept.cluster.security.acls import AclResourceType
 from kept.node.admin.records.partition_offsets import CALL_MS, offsets_from_leaders
-from kept.node.admin.results import OfPartition, Unanswered
+from kept.node.admin.results import PartitionResult, Unanswered
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.node.runtime.time_slices import checkpoint
 from kept.node.security.visibility import describable
@@ -78,7 +78,7 @@ class GroupMember(Struct, frozen=True):
     host: str
 
 
-class PartitionLag(OfPartition, frozen=True):
+class PartitionLag(PartitionResult, frozen=True):
     """How far a group is in a partition; None where that is not known."""
 
     committed_offset: int | None

@@ -18,7 +18,7 @@ from kept.client.admin.transactions import (
     transactions_of_node,
 )
 from kept.cluster.security.acls import AclResourceType
-from kept.node.admin.results import OfPartition, Unanswered
+from kept.node.admin.results import PartitionResult, Unanswered
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.node.security.visibility import describable
 from kept.storage.errors import CoordinatorNotAvailable, KeptError, TransactionalIdNotFound
@@ -53,7 +53,7 @@ class TransactionDetail(Struct, frozen=True):
     producer_epoch: int
     timeout_ms: int
     started_ms: int
-    partitions: list[OfPartition]
+    partitions: list[PartitionResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,5 +126,5 @@ class TransactionsView:
             found.producer_epoch,
             found.timeout_ms,
             found.started_ms,
-            [OfPartition(*tp) for tp in sorted(found.partitions) if tp.topic in shown],
+            [PartitionResult(*tp) for tp in sorted(found.partitions) if tp.topic in shown],
         )

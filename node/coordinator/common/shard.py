@@ -38,7 +38,7 @@ from kept.node.runtime.completable_future import CompletableFuture
 from kept.node.runtime.error_codes import code_for
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import SLICE_S
-from kept.steps import Steps, finished
+from kept.steps import Steps, run_to_end
 from kept.storage.errors import (
     InvalidProducerEpoch,
     InvalidTxnState,
@@ -201,7 +201,7 @@ class Shard(Generic[Core]):
         """Begin to read the log, an empty one at once; then, or on failure, ``done`` is called."""
         partition = self.partition
         if partition.log_start_offset == partition.log_end_offset:
-            finished(self._loaded(finished(self._core_loaded())))
+            run_to_end(self._loaded(run_to_end(self._core_loaded())))
             return
         self._loading = self._runtime.loop.create_task(self._load())
         self._loading.add_done_callback(lambda _: done())

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from kept.cluster.security.acls import AclResourceType
 from kept.node.admin.records.record_tail import POLL_S
-from kept.node.admin.results import OMITTED, OfPartition, Omitted, Remote
+from kept.node.admin.results import OMITTED, Omitted, PartitionResult, Remote
 from kept.node.http.json_results import dumps
 from kept.node.http.route_access import DESCRIBE, may_describe_cluster
 from kept.storage.errors import KeptError, RetriableError
@@ -50,7 +50,7 @@ class TooManyStreams(RetriableError):
     """There are as many streams as ``kept.console.max.streams`` allows."""
 
 
-class PassProgress(OfPartition, frozen=True):
+class PassProgress(PartitionResult, frozen=True):
     """A pass that runs; ``progress`` is 0 to 1."""
 
     progress: float

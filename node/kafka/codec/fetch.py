@@ -20,7 +20,7 @@ from kept.node.kafka.codec.wire import (
     endpoint_tags,
 )
 from kept.replication.fetch_messages import FetchPartition
-from kept.steps import Steps, finished
+from kept.steps import Steps, run_to_end
 from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage
 
@@ -158,7 +158,7 @@ def encode(
     """A whole response frame, as segments to send in order; it sends nobody elsewhere: neither a
     preferred replica nor an endpoint is in it.
     """
-    return finished(encode_steps(version, correlation_id, error_code, session_id, topics))
+    return run_to_end(encode_steps(version, correlation_id, error_code, session_id, topics))
 
 
 def encode_steps(  # noqa: PLR0917

@@ -211,14 +211,14 @@ class ReplicaManifests:
 
     # Pulls.
 
-    def pull(self) -> ev.PullRequest | None:
+    def start_pull(self) -> ev.PullRequest | None:
         """What to ask the leader."""
         partition = self._partition
         if self._closed or partition.leader_id == NO_LEADER or partition.offline is not None:
             return None
-        return self.core.pull(partition.log_end_offset, self._context.identity.broker_epoch)
+        return self.core.start_pull(partition.log_end_offset, self._context.identity.broker_epoch)
 
-    def pulled(
+    def receive_pull_response(
         self,
         request: ev.PullRequest,
         response: ev.PullResponse,

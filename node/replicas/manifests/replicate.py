@@ -172,7 +172,7 @@ class ManifestReplicator:
         requests: dict[LocalReplica, ev.PullRequest] = {}
         for hosted in batch:
             if hosted.partition.leader_id == leader:
-                request = hosted.manifests.pull()
+                request = hosted.manifests.start_pull()
                 if request is not None:
                     requests[hosted] = request
         if not requests:
@@ -228,7 +228,7 @@ class ManifestReplicator:
                     answer.complete,
                     answer.outside_isr,
                 )
-                hosted.manifests.pulled(request, response, bodies)
+                hosted.manifests.receive_pull_response(request, response, bodies)
             # A bug of ours at one partition must not lose the answers of the others.
             except Exception as error:  # noqa: BLE001
                 self._refused(hosted, request, error)

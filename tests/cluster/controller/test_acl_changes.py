@@ -24,7 +24,7 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.errors import InvalidRequest
 
 FOO = AclBinding(
@@ -47,11 +47,11 @@ ACLS = {UUID(int=number): binding for number, binding in enumerate(ALL)}
 
 
 def created_by(index, bindings) -> acl_changes.AclCreations:
-    return finished(create_acls(index, bindings))
+    return run_to_end(create_acls(index, bindings))
 
 
 def deleted_by(acls, filters) -> acl_changes.AclDeletions:
-    return finished(delete_acls(acls, filters))
+    return run_to_end(delete_acls(acls, filters))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_filters(wanted, expected) -> None:
     deleted = deleted_by(ACLS, (wanted,))
     assert deleted.results == (expected,)
     assert {ACLS[each] for each in deleted.removed} == set(expected)
-    described = finished(describe_acls(ACLS.values(), wanted))
+    described = run_to_end(describe_acls(ACLS.values(), wanted))
     assert tuple(sorted(each for group in described.values() for each in group)) == expected
     for key, group in described.items():
         assert {(each.resource_type, each.name, each.pattern) for each in group} == {key}
@@ -147,7 +147,7 @@ def test_a_filter_takes_names_by_their_letters(field, everybody, one) -> None:
     """AuthorizerTest's testGetAclsPrincipal: who asks about one is not told of what is for all."""
     for_all, for_one = (replace(FOO, **{field: text}) for text in (everybody, one))
     for wanted, found in ((everybody, for_all), (one, for_one)):
-        described = finished(describe_acls((for_all, for_one), AclFilter(**{field: wanted})))
+        described = run_to_end(describe_acls((for_all, for_one), AclFilter(**{field: wanted})))
         assert [each for group in described.values() for each in group] == [found]
 
 

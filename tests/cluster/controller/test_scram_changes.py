@@ -17,7 +17,7 @@ from kept.cluster.controller.scram_changes import (
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import RemoveScramCredentialRecord, ScramCredentialRecord
 from kept.cluster.security.credentials import NOBODY, ScramCredential, ScramMechanism
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.errors import (
     DuplicateResource,
     KeptError,
@@ -30,7 +30,7 @@ SHA_256, SHA_512 = ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512
 
 
 def alter(image: Image, changes) -> Alterations:
-    return finished(alter_credentials(image, changes))
+    return run_to_end(alter_credentials(image, changes))
 
 
 def credential(iterations: int = 4096, salt: bytes = b"salt") -> ScramCredential:
@@ -99,9 +99,9 @@ def test_the_bounds_of_iterations_are_legal(iterations) -> None:
 
 def test_users_are_described_without_their_secrets() -> None:
     ada, bob = [(SHA_256, 4096), (SHA_512, 16_384)], [(SHA_512, 8192)]
-    assert finished(describe_credentials(IMAGE)) == {"ada": ada, "bob": bob}
-    assert finished(describe_credentials(Image())) == {}
-    described = finished(describe_credentials(IMAGE, ["zoe", "ada", "bob", "bob"]))
+    assert run_to_end(describe_credentials(IMAGE)) == {"ada": ada, "bob": bob}
+    assert run_to_end(describe_credentials(Image())) == {}
+    described = run_to_end(describe_credentials(IMAGE, ["zoe", "ada", "bob", "bob"]))
     assert described["ada"] == ada
     for user, error in (("zoe", ResourceNotFound), ("bob", DuplicateResource)):
         told = described[user]
@@ -145,9 +145,9 @@ def test_users_of_before_get_it_with_the_next_entry() -> None:
 def test_nobody_is_no_user() -> None:
     """Nor can one be made of him."""
     image, _ = IMAGE.apply(with_decoys(IMAGE, [], lambda count: b"x" * count))
-    described = finished(describe_credentials(image))
+    described = run_to_end(describe_credentials(image))
     assert described.keys() == {"ada", "bob"}
-    assert isinstance(finished(describe_credentials(image, [NOBODY]))[NOBODY], ResourceNotFound)
+    assert isinstance(run_to_end(describe_credentials(image, [NOBODY]))[NOBODY], ResourceNotFound)
     altered = alter(image, [put(NOBODY, SHA_512)])
     assert isinstance(altered.errors[NOBODY], UnacceptableCredential) and not altered.records
     altered = alter(image, [Deletion(NOBODY, SHA_512)])

@@ -28,7 +28,7 @@ from kept.cluster.security.client_quotas import (
     entity,
     matches,
 )
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.errors import InvalidRequest, UnsupportedVersion
 
 ANY = "(none)"
@@ -198,7 +198,7 @@ def test_entities_in_words() -> None:
 def test_alterations_become_records_of_what_changes() -> None:
     ada, app = entity({USER: "ada"}), entity({CLIENT_ID: "app"})
     image, _ = Image().apply([ClientQuotaRecord(ada, KEYS[0], 100.0)])
-    results, records = finished(
+    results, records = run_to_end(
         alter_client_quotas(
             image,
             [
@@ -221,7 +221,7 @@ def test_alterations_become_records_of_what_changes() -> None:
         "user <default>": None,
     }
     image, _ = image.apply(records)
-    _, records = finished(
+    _, records = run_to_end(
         alter_client_quotas(image, [Alteration(ada, [(KEYS[0], None), (KEYS[1], None)])])
     )
     image, delta = image.apply(records)

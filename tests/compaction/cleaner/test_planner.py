@@ -10,7 +10,7 @@ from kept.compaction.cleaner.log_snapshot import LogSnapshot, SegmentSnapshot, v
 from kept.compaction.cleaner.planner import (
     Failures,
     Limits,
-    NotNow,
+    PassSkipped,
     Plan,
     choose,
     cleanable_range,
@@ -90,7 +90,7 @@ def test_the_end_never_goes_back_below_the_applied_one():
     stamps = [(1, NOW), (1, NOW), (1, NOW)]
     view = log(0, 20, 50, config=config, stamps=stamps, state=state(10, 20))
     waiting = plan(view, NOW, Limits(), on_demand=True)
-    assert isinstance(waiting, NotNow)
+    assert isinstance(waiting, PassSkipped)
     assert waiting.reason.endswith("from 10 on: min.compaction.lag.ms=100 begins below 20")
     made = plan(view, NOW + 100, Limits(), on_demand=True)
     assert (made.first_dirty, made.end_offset) == (10, 50)
@@ -107,7 +107,7 @@ def test_what_a_base_generation_covers_of_an_open_transaction_is_not_mapped(lso)
     assert made.horizons_only and made.end_offset == 50, "what is expired goes, nothing is mapped"
     view = log(0, 20, 50, lso=lso, state=replace(base, horizons={}))
     waiting = plan(view, NOW, Limits(), on_demand=True, renew=True)
-    assert isinstance(waiting, NotNow)
+    assert isinstance(waiting, PassSkipped)
     assert waiting.reason.endswith("from 0 on: the last stable offset begins below 50")
     ended = plan(log(0, 20, 50, lso=50, state=base), NOW, Limits())
     assert (ended.first_dirty, ended.end_offset, ended.horizons_only) == (0, 50, False)
@@ -115,7 +115,7 @@ def test_what_a_base_generation_covers_of_an_open_transaction_is_not_mapped(lso)
 
 def test_dirty_ratio_must_be_above_the_target():
     half = log(0, 20, 50, state=state(20))
-    assert isinstance(plan(half, NOW, Limits()), NotNow)
+    assert isinstance(plan(half, NOW, Limits()), PassSkipped)
     reason = plan(half, NOW, Limits()).reason
     assert reason == "50 % dirty, limit 50 % (min.cleanable.dirty.ratio)"
     lower = replace(half, config=replace(COMPACT, min_cleanable_dirty_ratio=0.49))
@@ -128,7 +128,7 @@ def test_dirty_ratio_must_be_above_the_target():
 
 def test_a_partly_cleaned_segment_counts_as_dirty_once():
     made = plan(log(0, 20, 50, state=state(30, 50)), NOW, Limits())
-    assert isinstance(made, NotNow) and made.dirty_ratio == 0.5
+    assert isinstance(made, PassSkipped) and made.dirty_ratio == 0.5
 
 
 def test_overdue_by_max_lag_with_something_to_clean():
@@ -138,12 +138,12 @@ def test_overdue_by_max_lag_with_something_to_clean():
     assert isinstance(made, Plan) and made.overdue
     stamps[1] = (NOW - 1000, NOW)
     view = log(0, 20, 50, config=config, state=state(20), stamps=stamps)
-    assert isinstance(plan(view, NOW, Limits()), NotNow)
+    assert isinstance(plan(view, NOW, Limits()), PassSkipped)
 
 
 def test_passed_horizons_make_a_clean_log_due():
     clean = log(0, 20, 50, end=50, state=state(50, 50, horizons={20: NOW}))
-    assert isinstance(plan(clean, NOW - 1, Limits()), NotNow)
+    assert isinstance(plan(clean, NOW - 1, Limits()), PassSkipped)
     made = plan(clean, NOW, Limits())
     assert isinstance(made, Plan) and made.horizons_only and made.rewrite == {20}
     assert made.needs_bytes == 10
@@ -152,8 +152,8 @@ def test_passed_horizons_make_a_clean_log_due():
 def test_no_pass_for_horizons_over_segments_that_the_manifest_does_not_describe():
     """One reaches beyond its end: such a pass would take over what it says of another segment."""
     other = log(0, 20, 60, end=60, state=state(60, 50, horizons={20: NOW}))
-    assert isinstance(plan(other, NOW, Limits()), NotNow)
-    assert isinstance(plan(other, NOW, Limits(), on_demand=True, renew=True), NotNow)
+    assert isinstance(plan(other, NOW, Limits()), PassSkipped)
+    assert isinstance(plan(other, NOW, Limits(), on_demand=True, renew=True), PassSkipped)
 
 
 def test_a_log_that_is_not_compacted_or_has_nothing_dirty():
@@ -170,7 +170,7 @@ def test_asked_for_ignores_the_ratio():
 def test_free_space_is_checked_before():
     reserve = planner.RESERVE_BYTES
     made = plan(log(0, 20, 50), NOW, Limits(free_bytes=19 + reserve))
-    assert isinstance(made, NotNow)
+    assert isinstance(made, PassSkipped)
     assert made.reason == f"needs {20 + reserve} bytes, {19 + reserve} are free"
     assert isinstance(plan(log(0, 20, 50), NOW, Limits(free_bytes=20 + reserve)), Plan)
 
@@ -224,7 +224,7 @@ def test_identities_of_one_log_go_up():
 
 def test_a_manifest_that_cannot_be_read_is_made_anew_by_a_pass_over_all_that_is_clean():
     clean = log(0, 20, 50, end=50, start=3, state=state(50))
-    assert isinstance(plan(clean, NOW, Limits(), on_demand=True), NotNow)
+    assert isinstance(plan(clean, NOW, Limits(), on_demand=True), PassSkipped)
     made = plan(clean, NOW, Limits(), on_demand=True, renew=True)
     assert (made.first_dirty, made.end_offset, made.previous) == (3, 50, None)
     assert [segment.base_offset for segment in made.segments] == [0, 20]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.compaction.cleaner.planner import NotNow
+from kept.compaction.cleaner.planner import PassSkipped
 from kept.node.replicas.manifests import store, workers
 from kept.node.replicas.manifests.errors import PassFailed
 from kept.storage import layout
@@ -191,7 +191,7 @@ def test_segments_that_are_deleted_during_a_pass_end_it_in_order(lone_node, monk
 
     monkeypatch.setattr(workers.ManifestWork, "run", deleting)
     said = clean(lone)
-    assert isinstance(said, NotNow) and said.reason.endswith("were deleted meanwhile")
+    assert isinstance(said, PassSkipped) and said.reason.endswith("were deleted meanwhile")
     assert lone.node.parts.counters.failed_compactions == 0
     assert lone.node.parts.cleaner.started.status(TP).failure is None
     monkeypatch.undo()

@@ -35,7 +35,7 @@ def sample(lone, times=1):
 
 
 def ratios(lone, tp=TP):
-    return [ratio for _, ratio in lone.node.parts.dirty_history.of(tp)]
+    return [ratio for _, ratio in lone.node.parts.dirty_history.samples(tp)]
 
 
 def test_a_log_gets_dirty_and_clean(lone):
@@ -50,7 +50,7 @@ def test_a_log_gets_dirty_and_clean(lone):
     sample(lone)
     assert ratios(lone) == [1.0, 1.0, 0.0]
     assert ratios(lone, TopicPartition("plain", 0)) == []
-    times = [at_ms for at_ms, _ in lone.node.parts.dirty_history.of(TP)]
+    times = [at_ms for at_ms, _ in lone.node.parts.dirty_history.samples(TP)]
     assert times == sorted(times)
 
 

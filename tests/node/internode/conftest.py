@@ -1,4 +1,4 @@
-"""Nodes that are only peers: a door in front of each, as the node listener's takeovers."""
+"""Nodes that are only peers: a door in front of each, as the node listener's protocols."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from kept.node.kafka.error_responses import refusal, unanswered
 from kept.node.kafka.forwarding_manager import ForwardingManager
 from kept.node.runtime.runtime import Runtime
 from kept.node.security.session import node_session
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.disk import Disk
 from kept.storage.errors import NetworkException, NotController, RequestTimedOut
 from tests.support.request_values import topic_values
@@ -124,7 +124,7 @@ def test_every_part_of_the_request_is_told_that_it_timed_out(key, version):
     cls = protocol.message_type(key, version, EntityType.request)
     request = protocol.build(cls, REQUESTS[key])
     failed = unanswered(NotController("no controller is elected"))
-    values = finished(refusal(key, version, request, failed))
+    values = run_to_end(refusal(key, version, request, failed))
     frame = protocol.encode_response(key, version, 7, values)
     response = protocol.decode_response(key, version, frame[4:])[1]
     found = errors(response)

@@ -304,19 +304,19 @@ def parts(tmp_path) -> Iterator[NodeParts]:
 def test_http_has_its_server_on_every_listener(method, parts) -> None:
     assert len(parts.all_listeners) == 2
     for found in parts.all_listeners:
-        assert found.takeovers[method] == parts.http.take_over
+        assert found.protocols[method] == parts.http.receive_connection
 
 
 def test_grpc_and_nodes_go_to_who_serves_them_there(parts, monkeypatch) -> None:
     clients, nodes = parts.all_listeners
-    assert clients.takeovers[b"PRI "] == parts.grpc.take_over
+    assert clients.protocols[b"PRI "] == parts.grpc.receive_connection
     calls: list[Any] = []
     monkeypatch.setattr(parts.peers, "accept", lambda *given: calls.append(given))
     taken = HandedOver(nodes, object(), Session(host=HERE))
-    nodes.takeovers[b"KEPT"](taken, b"KEPT")
+    nodes.protocols[b"KEPT"](taken, b"KEPT")
     assert calls[0][:2] == (taken.transport, b"KEPT")
-    assert b"KEPT" not in clients.takeovers
-    assert b"PRI " not in nodes.takeovers, "nodes speak no gRPC"
+    assert b"KEPT" not in clients.protocols
+    assert b"PRI " not in nodes.protocols, "nodes speak no gRPC"
 
 
 def test_everything_open_is_closed_at_the_end() -> None:

@@ -13,7 +13,7 @@ from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
 from kept.node.internode.controller_rpc import ForwardRequest
 from kept.node.kafka import api, request_authorizer
 from kept.node.security.session import DenyAll, Session
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.errors import InvariantViolation, UnsupportedVersion
 from tests.support.given import Given
 from tests.support.request_values import topic_values
@@ -59,9 +59,9 @@ def test_a_handler_sees_what_is_allowed_and_refusals_stand_where_they_were_asked
     work: Any = request_authorizer.serve(
         served, context, asked_for("a", "b", "c", "d", "a", ""), handler, image
     )
-    answer: Any = finished(work)
+    answer: Any = run_to_end(work)
     if later:
-        answer = finished(asyncio.run(answer))
+        answer = run_to_end(asyncio.run(answer))
     assert seen == ["b", "d"]
     named = [(t["name"], [p["error_code"] for p in t["partitions"]]) for t in answer["topics"]]
     assert named == [("a", [29]), ("a", [29]), ("b", []), ("c", [29]), ("d", []), ("", [29])]
@@ -80,10 +80,10 @@ def test_an_answer_without_a_question_is_not_sent(questions):
         api.served()[LIST_GROUPS], context, nothing, handler, nothing
     )
     if questions:
-        assert finished(work)["groups"] == ()
+        assert run_to_end(work)["groups"] == ()
     else:
         with pytest.raises(InvariantViolation, match="list_groups: answered without asking what U"):
-            finished(work)
+            run_to_end(work)
 
 
 async def test_the_controller_decides_by_whoever_made_a_request_that_was_sent_on(lone):

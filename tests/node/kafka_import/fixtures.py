@@ -44,7 +44,7 @@ def read(name: str, listed: tuple[Voter, ...] = ()) -> ImportedMetadata:
     """The translated metadata of a fixture."""
     path = HERE / name
     node_id = 0 if name == "one" else int(name[1])
-    found = directories.read(Disk(), str(path), node_id)
+    found = directories.read_directory(Disk(), str(path), node_id)
     alone = name == "one"
     return adopted_metadata.read(
         Disk(),

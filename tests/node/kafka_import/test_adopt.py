@@ -21,7 +21,7 @@ from kept.node.coordinator.transactions.records import (
 )
 from kept.node.kafka_import import adopt as adopt_module
 from kept.node.kafka_import.adopt import adopt
-from kept.node.kafka_import.directories import links
+from kept.node.kafka_import.directories import symbolic_links
 from kept.storage import checkpoints, layout
 from kept.storage.directory import LogDirectory, refuse_kafka
 from kept.storage.disk import Disk, Lock
@@ -273,7 +273,7 @@ def test_what_belongs_to_the_file_system_is_not_looked_into(tmp_path: Path) -> N
     kafka = fixtures.copy("one", tmp_path / "data")
     (kafka / "lost+found").mkdir()
     (kafka / "lost+found" / "link").symlink_to(tmp_path)
-    assert not [*links(Disk(), str(kafka))]
+    assert not [*symbolic_links(Disk(), str(kafka))]
 
 
 def test_the_directory_itself_may_be_reached_by_a_link(tmp_path: Path) -> None:

@@ -211,13 +211,13 @@ class KeepsLatePass(Broken):
 
 
 class BelowLogEnd(Broken):
-    def pull(self, log_end_offset: int, broker_epoch: int = -1) -> Any:
-        return super().pull(1 << 60, broker_epoch)
+    def start_pull(self, log_end_offset: int, broker_epoch: int = -1) -> Any:
+        return super().start_pull(1 << 60, broker_epoch)
 
 
 class BeforeTruncating(Broken):
-    def pull(self, log_end_offset: int, broker_epoch: int = -1) -> Any:
-        request = super().pull(log_end_offset, broker_epoch)
+    def start_pull(self, log_end_offset: int, broker_epoch: int = -1) -> Any:
+        request = super().start_pull(log_end_offset, broker_epoch)
         if request is not None:
             self.in_flight = request = replace(request, synced=True)
         return request
@@ -255,9 +255,9 @@ class ActsOnPersist(Broken):
     def _accepts_published(self, asked: Any, answer: Any) -> bool:
         return answer.held is not None and asked.synced
 
-    def _pulled(self, event: Any) -> Any:
+    def _receive_pull_response(self, event: Any) -> Any:
         answer = replace(event.response, published=event.response.held)
-        return super()._pulled(replace(event, response=answer))
+        return super()._receive_pull_response(replace(event, response=answer))
 
 
 class GoesDown(Broken):

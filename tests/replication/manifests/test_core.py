@@ -26,7 +26,7 @@ def follower(held: ev.ManifestRef | None = None, **rest: object) -> ManifestCore
 
 def told(core: ManifestCore, ref: ev.ManifestRef) -> ev.Effects:
     """The leader holds ``ref`` and calls it published; what that leads to once it is stored."""
-    asked = core.pull(100)
+    asked = core.start_pull(100)
     assert asked is not None
     (store,) = core.step(ev.PullResponseReceived(asked, ev.PullResponse(ref, ref, (ref,))), NOW)
     assert isinstance(store, ev.StoreManifest) and store.held == ref
@@ -39,12 +39,12 @@ def test_a_cut_voids_what_was_told_and_what_was_asked():
     assert ev.ApplyManifest(NEW) in told(core, NEW)
     core.step(ev.ApplyAborted(NEW), NOW)
     assert core.leader_published == NEW, "it failed, and is tried again"
-    asked = core.pull(100)
+    asked = core.start_pull(100)
     core.step(ev.TruncationCompleted(80), NOW)
     assert core.step(ev.RetryTriggered(), NOW) == ()
     assert core.step(ev.PullResponseReceived(asked, ev.PullResponse(NEW, NEW, ())), NOW) == ()
     assert core.leader_published is None and not core.synced
-    assert not core.pull(80).synced, "nothing counts before a fetch has agreed again"
+    assert not core.start_pull(80).synced, "nothing counts before a fetch has agreed again"
     core.check_invariants()
 
 
@@ -59,7 +59,7 @@ def lacking() -> ManifestCore:
 
 def answered(core: ManifestCore, *, outside_isr: bool) -> ev.Effects:
     """Its leader holds NEW, and answers its next pull."""
-    asked = core.pull(100)
+    asked = core.start_pull(100)
     assert asked is not None
     answer = ev.PullResponse(NEW, NEW, (), outside_isr=outside_isr)
     return core.step(ev.PullResponseReceived(asked, answer), NOW)
@@ -68,13 +68,13 @@ def answered(core: ManifestCore, *, outside_isr: bool) -> ev.Effects:
 def test_who_misses_a_survivor_acknowledges_nothing_until_it_is_cut() -> None:
     """Otherwise it would stay in the ISR, or enter it, with a hole in its log (rule 15)."""
     core = lacking()
-    asked = core.pull(100)
+    asked = core.start_pull(100)
     assert (asked.held, asked.applied, asked.complete) == (None, None, False)
     core.step(ev.PullFailed(asked), NOW)
     assert answered(core, outside_isr=True) == (ev.TruncateLog(40),)
-    assert core.pull(100).held is None, "the cut may have to wait"
+    assert core.start_pull(100).held is None, "the cut may have to wait"
     core.step(ev.TruncationCompleted(40), NOW)
-    assert core.pull(40).held == NEW
+    assert core.start_pull(40).held == NEW
     assert not core.complete
 
 
@@ -88,7 +88,7 @@ def test_a_log_that_is_empty_at_its_start_lacks_nothing_below() -> None:
     assert core.missing == 40, "the records behind it are there"
     core.step(ev.TruncationCompleted(45, 45), NOW)
     assert core.missing is None
-    assert core.pull(45).held == NEW
+    assert core.start_pull(45).held == NEW
 
 
 def test_who_misses_a_survivor_is_not_cut_while_its_leader_counts_it() -> None:
@@ -104,11 +104,11 @@ def test_an_answer_that_was_asked_for_before_it_missed_anything_lets_nobody_cut(
     """What that pull said made the replica eligible (C17)."""
     core = follower()
     told(core, NEW)
-    asked = core.pull(100)
+    asked = core.start_pull(100)
     core.step(ev.ApplyAborted(NEW, missing=40), NOW)
     answer = ev.PullResponse(NEW, NEW, (), outside_isr=True)
     assert core.step(ev.PullResponseReceived(asked, answer), NOW) == ()
-    assert core.pull(100).held is None
+    assert core.start_pull(100).held is None
 
 
 def test_another_epoch_takes_the_leave_to_cut_away() -> None:
@@ -122,7 +122,7 @@ def test_another_epoch_takes_the_leave_to_cut_away() -> None:
 def test_one_that_lost_what_it_held_stores_even_that_nothing_is_held():
     """Only then does it know, durably, what it holds."""
     core = follower(lost=True)
-    asked = core.pull(100)
+    asked = core.start_pull(100)
     (store,) = core.step(ev.PullResponseReceived(asked, ev.PullResponse(None, None, ())), NOW)
     assert store == ev.StoreManifest(None, None)
     core.step(ev.ManifestStored(None), NOW)
@@ -220,7 +220,7 @@ def test_nobody_is_complete_by_what_kafka_compacted_on_each_replica_alone(*, ado
 
 def taken(core: ManifestCore, *, complete: bool = True) -> ev.StoreManifest:
     """The leader offers NEW; what is to be stored."""
-    asked = core.pull(100)
+    asked = core.start_pull(100)
     answer = ev.PullResponse(NEW, None, (NEW,), complete)
     (store,) = core.step(ev.PullResponseReceived(asked, answer), NOW)
     assert isinstance(store, ev.StoreManifest)
@@ -229,12 +229,12 @@ def taken(core: ManifestCore, *, complete: bool = True) -> ev.StoreManifest:
 
 def test_it_is_stored_with_what_is_held_and_said_with_every_pull() -> None:
     core = follower(OLD)
-    assert not core.pull(100).complete
+    assert not core.start_pull(100).complete
     core.step(ev.PullFailed(core.in_flight), NOW)
     assert taken(core) == ev.StoreManifest(NEW, None, complete=True)
     assert not core.complete, "it is not durable yet"
     core.step(ev.ManifestStored(NEW), NOW)
-    assert core.pull(100).complete
+    assert core.start_pull(100).complete
     core.check_invariants()
 
 
@@ -242,7 +242,7 @@ def test_who_takes_it_otherwise_is_not() -> None:
     core = follower(OLD)
     assert taken(core, complete=False) == ev.StoreManifest(NEW, None)
     core.step(ev.ManifestStored(NEW), NOW)
-    assert not core.pull(100).complete
+    assert not core.start_pull(100).complete
     assert taken(follower(lost=True)) == ev.StoreManifest(NEW, None), "what it had is not known"
 
 
@@ -250,7 +250,7 @@ def test_what_is_told_beside_it_changes_nothing() -> None:
     core = ManifestCore(1, held=NEW, applied=None, complete=True)
     core.step(ev.StartedFollowing(2), NOW)
     core.step(ev.DivergenceChecked(2, agreed=True), NOW)
-    asked = core.pull(100)
+    asked = core.start_pull(100)
     (store,) = core.step(ev.PullResponseReceived(asked, ev.PullResponse(NEW, OLD, (OLD,))), NOW)
     assert store == ev.StoreManifest(NEW, OLD, complete=True)
 
@@ -277,7 +277,7 @@ def test_what_is_applied_needs_it_no_more() -> None:
     core = follower(OLD)
     taken(core)
     core.step(ev.ManifestStored(NEW), NOW)
-    asked = core.pull(100)
+    asked = core.start_pull(100)
     assert ev.ApplyManifest(NEW) in core.step(
         ev.PullResponseReceived(asked, ev.PullResponse(NEW, NEW, ())), NOW
     )

@@ -307,7 +307,7 @@ class World:
         machine = self.machines[node]
         if not machine.up or self.followed(machine) is None:
             return False
-        request = machine.manifests.pull(machine.log_end_offset, machine.broker_epoch)
+        request = machine.manifests.start_pull(machine.log_end_offset, machine.broker_epoch)
         if request is None:
             return False
         machine.request, machine.answer = request, None

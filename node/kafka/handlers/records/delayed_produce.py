@@ -35,7 +35,7 @@ from kept.node.kafka.response_slot import (
 from kept.node.runtime import error_codes
 from kept.node.runtime.time_slices import SlicedTask
 from kept.replication.events import NO_TOKEN
-from kept.steps import Steps, finished
+from kept.steps import Steps, run_to_end
 from kept.storage.errors import KeptError, NotEnoughReplicasAfterAppend, NotLeaderOrFollower
 
 if TYPE_CHECKING:
@@ -463,7 +463,7 @@ class DelayedProduceRun(ResponseSlot):
                 [(topic, [result])],
                 self.throttle_ms if place == len(self.entries) - 1 else 0,
             )
-            frames.append(finished(steps))
+            frames.append(run_to_end(steps))
         return b"".join(frames)
 
 

@@ -40,7 +40,7 @@ from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import bugs, log
 from kept.node.runtime.time_slices import IN_PLACE_STEPS, ITEMS_PER_SLICE, SlicedTask
 from kept.replication.fetch_messages import FetchPartition
-from kept.replication.partition import PLENTY
+from kept.replication.partition import ENOUGH_BYTES
 from kept.steps import Steps
 from kept.storage.disk import FileSlice
 from kept.storage.errors import (
@@ -357,7 +357,7 @@ class PendingFetch:
             except KeptError:
                 return True
             readable += min(here, max(wanted.max_bytes, 1))
-            if here >= PLENTY or readable >= self._min_bytes:
+            if here >= ENOUGH_BYTES or readable >= self._min_bytes:
                 return True
         return False
 

@@ -32,7 +32,7 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from kept.steps import finished
+from kept.steps import run_to_end
 from tests.support.histories import Words, milliseconds
 
 TOPIC_IDS = {name: uuid.uuid5(uuid.NAMESPACE_DNS, name) for name in ("orders", "users")}
@@ -330,7 +330,7 @@ class History:
                 self.core.end_transaction(entry.producer_id, is_commit=entry.is_commit)
             else:
                 self.core.replay(reread(entry[0]), offset, entry[1])
-        self._perform(finished(self.core.loaded(self.now)))
+        self._perform(run_to_end(self.core.loaded(self.now)))
 
     def do_unload(self, _: Words) -> None:
         self._perform(self.core.unload())

@@ -19,7 +19,7 @@ from kept.node.kafka.handlers.groups.describe_groups import (
 )
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.replicas.local_replica import LocalTopic
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.errors import (
     CoordinatorLoadInProgress,
     NotCoordinator,
@@ -53,7 +53,7 @@ async def test_without_the_topic_nobody_coordinates() -> None:
     assert node.groups.shards.leader_of("g") is None
     with pytest.raises(NotCoordinator):
         node.groups.shards.shard("g")
-    assert finished(node.groups.list_groups()) == []
+    assert run_to_end(node.groups.list_groups()) == []
     await node.groups.shards.wait_for(["g"])
 
 
@@ -122,7 +122,7 @@ async def test_leadership_comes_and_goes() -> None:
     partition.commit()
     node.apply(partition_record(3, ME, 2))
     await result(node.groups.shards.wait_for([group]))
-    assert [g.group for g in finished(node.groups.list_groups())] == [group]
+    assert [g.group for g in run_to_end(node.groups.list_groups())] == [group]
 
 
 @run
@@ -140,7 +140,7 @@ async def test_groups_that_go_to_another_node_while_they_are_deleted_are_refused
         next(steps)
     next(steps)  # the first part is under way
     node.apply(partition_record(3, 1, 1))
-    answer: Any = finished(steps)
+    answer: Any = run_to_end(steps)
     if not isinstance(answer, dict):
         answer = await result(answer)
     refused = [r["group_id"] for r in answer["results"] if r["error_code"] is NOT_COORDINATOR]
@@ -176,10 +176,10 @@ async def test_a_node_that_stood_still_answers_for_no_group() -> None:
     partition.is_leader = False  # suspended
     with pytest.raises(NotCoordinator):
         node.groups.shards.shard(group)
-    assert finished(node.groups.list_groups()) == []
+    assert run_to_end(node.groups.list_groups()) == []
     partition.is_leader = True
     node.groups.shards.roles_taken(node.image)
-    assert [g.group for g in finished(node.groups.list_groups())] == [group]
+    assert [g.group for g in run_to_end(node.groups.list_groups())] == [group]
 
 
 @run

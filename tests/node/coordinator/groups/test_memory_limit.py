@@ -31,7 +31,7 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from kept.steps import finished
+from kept.steps import run_to_end
 from tests.support.allocations import freed_by_steps, traced
 
 TOPIC_ID = uuid.UUID(int=9)
@@ -169,7 +169,7 @@ def test_all_groups_are_limited_together_over_all_partitions() -> None:
     assert other.refusals == ["kept.groups.max.bytes"] and "b" not in other.core.groups
     one.core.unload()
     assert memory.used_bytes > 0
-    finished(one.core.release())
+    run_to_end(one.core.release())
     assert memory.used_bytes == 0
     again = other.join("b", size=60_000)
     assert again not in other.answers or other.answers[again].error.name == "none"
@@ -195,7 +195,7 @@ def test_what_a_partition_held_is_freed_a_little_at_a_time(kind) -> None:
             for n in range(many):
                 stored = OffsetCommitValue(n, f"metadata of {n}", 1)
                 core.replay(GroupRecord(OffsetCommitKey("g", "t", n), stored), n, producer_id)
-        finished(core.loaded(0))
+        run_to_end(core.loaded(0))
         assert core.memory.used_bytes > 100 * many
         core.unload()
         steps = core.release()
@@ -356,7 +356,7 @@ def test_records_that_wait_are_counted_out_when_they_fail_or_the_shard_goes(end:
     assert (memory.records_bytes > 20 * 512) == shell.hold
     shell.carry_out(shell.core.unload())
     assert memory.records_bytes == 0
-    finished(shell.core.release())
+    run_to_end(shell.core.release())
     assert memory.used_bytes == 0
 
 
@@ -418,7 +418,7 @@ def test_offsets_of_transactions_are_limited_and_counted_out(is_commit: bool) ->
     assert is_commit or shell.used == before
     shell.commit("g", 1, producer=TransactionalProducer(1, 0))
     shell.carry_out(shell.core.unload())
-    finished(shell.core.release())
+    run_to_end(shell.core.release())
     assert shell.used == 0 and not list(shell.core.transactions)
 
 
@@ -453,5 +453,5 @@ def test_groups_count_for_as_long_as_they_are_in_the_table() -> None:
     assert memory.used_bytes == 2 * GROUP_BYTES + 102 and "b" not in table
     assert table.pop("nobody", 7) == 7 and table.pop("c") is not None
     assert memory.used_bytes == GROUP_BYTES + 2 and list(table) == ["a"]
-    finished(table.release())
+    run_to_end(table.release())
     assert memory.used_bytes == 0 and not table

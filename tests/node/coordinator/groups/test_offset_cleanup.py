@@ -32,7 +32,7 @@ from kept.node.coordinator.groups.records import NO_TOPIC_ID, GroupMetadataKey, 
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.groups.group_offsets import PART, GroupOffsetsHandler
 from kept.node.security.session import ALLOW_ALL, Session
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.records import headers
 from kept.storage.records import records as read_records
 from tests.support.coordinators import TOPIC_ID, ShardFixture, offsets
@@ -53,7 +53,7 @@ class World:
         self.sweeps = 0
         self.end_offset = 0
         self.now = 0
-        finished(self.core.loaded(0))
+        run_to_end(self.core.loaded(0))
         self.step(commit(1, "large", range(MANY)))
         self.step(commit(2, "small", range(3)))
         self.commit(2)
@@ -335,8 +335,8 @@ async def test_after_a_crash_on_the_way_the_group_can_be_deleted_again() -> None
     assert not waiting.done()
     again = GroupCore(ev.GroupSettings())
     replay: Any = partial(GroupCoordinator.replay, again)
-    finished(load(f.partition, replay))  # type: ignore[arg-type]
-    finished(again.loaded(0))
+    run_to_end(load(f.partition, replay))  # type: ignore[arg-type]
+    run_to_end(again.loaded(0))
     assert len(dict(again.appended)) == len(dict(again.committed)) == MANY - SLICE_RECORDS
     assert again.describe("large").state == "Empty"
 

@@ -40,7 +40,7 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitKey,
     decode_record,
 )
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.errors import InvariantViolation
 
 GROUPS = ("alpha", "beta")
@@ -285,7 +285,7 @@ class Simulation:
         for number in self.requests:
             self.answers[number] = 1
         self.core = self.rebuilt()
-        self.perform(finished(self.core.loaded(self.now)))
+        self.perform(run_to_end(self.core.loaded(self.now)))
 
     def rebuilt(self) -> GroupCore:
         core = GroupCore(self.settings)

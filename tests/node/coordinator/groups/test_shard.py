@@ -37,7 +37,7 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitValue,
 )
 from kept.node.runtime.time_slices import LOAD_TURN_S
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.errors import (
     CorruptMessage,
     InvalidProducerEpoch,
@@ -114,7 +114,7 @@ async def test_a_member_that_was_told_it_left_has_left_after_a_crash() -> None:
     assert (await result(again)).members == ((member, None, ErrorCode.unknown_member_id),)
     successor = GroupCore(ev.GroupSettings())
     replay: Any = partial(GroupCoordinator.replay, successor)
-    finished(load(f.partition, replay))  # type: ignore[arg-type]
+    run_to_end(load(f.partition, replay))  # type: ignore[arg-type]
     assert not successor.groups["g"].members
 
 
@@ -397,7 +397,7 @@ async def test_a_node_that_ends_very_many_sessions_did_not_stand_still(
     monkeypatch.setattr("kept.node.coordinator.common.shard.SLICE_S", 0.0)
     core.now_ms = began_ms
     core.replay(many_members(50, 1), 0)
-    finished(core.membership.loaded(core.groups["g"]))
+    run_to_end(core.membership.loaded(core.groups["g"]))
     f.shard._schedule_tick()
     await until(lambda: not core.groups["g"].members)
     assert ticks >= 50 and core.restarted_ms < began_ms
@@ -681,8 +681,8 @@ def plain(base: int, *kv: tuple[bytes, bytes | None]) -> bytes:
 
 def loaded(*batches: bytes) -> GroupCore:
     core = GroupCore(ev.GroupSettings())
-    finished(replay_batches(b"".join(batches), partial(GroupCoordinator.replay, core)))
-    finished(core.loaded(0))
+    run_to_end(replay_batches(b"".join(batches), partial(GroupCoordinator.replay, core)))
+    run_to_end(core.loaded(0))
     core.check_invariants()
     return core
 
@@ -745,7 +745,7 @@ def test_damage_is_reported(cut: int) -> None:
     core = GroupCore(ev.GroupSettings())
     with pytest.raises(CorruptMessage):
         log = plain(0, (key, (value or b"")[:-cut]))
-        finished(replay_batches(log, partial(GroupCoordinator.replay, core)))
+        run_to_end(replay_batches(log, partial(GroupCoordinator.replay, core)))
 
 
 @run
@@ -754,5 +754,5 @@ async def test_a_load_reads_committed_records_only() -> None:
     partition.high_watermark = 4
     core = GroupCore(ev.GroupSettings())
     replay: Any = partial(GroupCoordinator.replay, core)
-    found = finished(load(partition, replay))  # type: ignore[arg-type]
+    found = run_to_end(load(partition, replay))  # type: ignore[arg-type]
     assert 4 <= found <= 10 and found == len(core.groups)

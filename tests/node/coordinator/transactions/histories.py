@@ -37,7 +37,7 @@ from kept.node.coordinator.transactions.records import (
     decode_record,
     partitions_by_topic,
 )
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.types import TopicPartition
 from tests.support import histories as support
 from tests.support.histories import milliseconds
@@ -108,7 +108,7 @@ class History:
         settings = ev.TransactionSettings(**self.settings)
         core = self.core_class(settings, STATE_PARTITION, self.epoch, self.connections)
         core.wall_offset_ms = self.wall_offset
-        finished(core.loaded(self.now))
+        run_to_end(core.loaded(self.now))
         return core
 
     def run(self, line: str) -> list[str]:
@@ -379,7 +379,7 @@ class History:
         self.core.wall_offset_ms = self.wall_offset
         for record in self.log:
             self.core.replay(reread(record))
-        self._perform(finished(self.core.loaded(self.now)))
+        self._perform(run_to_end(self.core.loaded(self.now)))
 
     def do_unload(self, _: Words) -> None:
         self._perform(self.core.unload())

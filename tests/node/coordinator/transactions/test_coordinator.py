@@ -34,7 +34,7 @@ from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.runtime import Runtime
 from kept.node.runtime.time_slices import LOAD_TURN_S, SLICE_S
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.disk import Disk
 from kept.storage.errors import (
     CoordinatorLoadInProgress,
@@ -171,7 +171,7 @@ async def test_ends_and_counts_outlive_the_shard() -> None:
     world = World()
     shard: Any = FakeShard(world)
     shard.core.replay(ongoing())
-    finished(shard.core.loaded(1))
+    run_to_end(shard.core.loaded(1))
     shard.step(ev.EndTransaction(1, "bank", 9, 0, True))
     assert [w.partitions for w in world.markers.wanted] == [frozenset({ORDERS})]
     shard.step(ev.MarkersWritten(3, world.markers.wanted[0].marker, frozenset({ORDERS})))
@@ -501,7 +501,7 @@ async def test_connections_of_before_another_node_may_have_led_are_stale() -> No
     assert next(world.ordinals) == 0
     first = world.coordinator.new_core(STATE, 5)
     first.replay(ongoing())
-    finished(first.loaded(1))
+    run_to_end(first.loaded(1))
     next(world.ordinals)
     stale = (Response(1, ev.StaleConnection()),)
     ended = [
@@ -510,7 +510,7 @@ async def test_connections_of_before_another_node_may_have_led_are_stale() -> No
     ]
     again = world.coordinator.new_core(STATE, 7)
     again.replay(ongoing())
-    finished(again.loaded(1))
+    run_to_end(again.loaded(1))
     assert again.step(ended[0], 2) == again.step(ended[1], 2) == stale
     newest = ev.ClientConnection(next(world.ordinals), ApiKey.END_TXN)
     (append,) = again.step(replace(ended[0], connection=newest), 2)
@@ -518,7 +518,7 @@ async def test_connections_of_before_another_node_may_have_led_are_stale() -> No
     for epoch, is_stale in ((0, False), (1, True)):
         other = world.coordinator.new_core(TopicPartition(STATE.topic, 1 + epoch), epoch)
         other.replay(ongoing())
-        finished(other.loaded(1))
+        run_to_end(other.loaded(1))
         effects = other.step(ended[0], 2)
         assert (effects == stale) is is_stale, "nobody has led before the first epoch"
 

@@ -39,7 +39,7 @@ from kept.node.coordinator.transactions.transactional_id import (
     TransactionalIds,
     size_bytes,
 )
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import TopicPartition
 from tests.node.coordinator.transactions.histories import History, Image
@@ -121,7 +121,7 @@ def test_ids_without_a_transaction_cost_no_time() -> None:
     unwalked = Unwalked()
     unwalked.update({"bank": core.ids["bank"], "shop": core.ids["shop"]})
     core.ids = unwalked
-    finished(core.loaded(0))
+    run_to_end(core.loaded(0))
     core.restart_timeouts(1_000)
     effects = core.tick(2 * 60_000)
     (append,) = [e for e in effects if isinstance(e, AppendRecords)]
@@ -148,7 +148,7 @@ def test_an_id_that_rests_is_packed_also_one_that_was_read_back() -> None:
     again = TransactionCore(told.core.settings, 0, 2)
     for record in told.log:
         again.replay(record)
-    finished(again.loaded(0))
+    run_to_end(again.loaded(0))
     assert packed(again.ids) == {"bank", "shop"}
     newest = {record.transactional_id: record.metadata for record in told.log}
     assert {name: held.committed for name, held in again.ids.items()} == newest
@@ -202,7 +202,7 @@ def test_memory_of_ids_is_limited_and_given_back() -> None:
     assert memory.used_bytes == 2 * used
     for core in (again, told.core):
         core.unload()
-        finished(core.release())
+        run_to_end(core.release())
     assert memory.used_bytes == 0
 
 
@@ -228,7 +228,7 @@ def test_memory_of_ids_is_counted_as_it_is(partitions: int, is_used: bool) -> No
             record = decode_record(key, value)
             assert record is not None
             core.replay(record)
-        finished(core.loaded(0))
+        run_to_end(core.loaded(0))
         if is_used:
             for n in ids:
                 for api in (ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.END_TXN):
@@ -254,7 +254,7 @@ def test_what_a_partition_held_is_freed_a_little_at_a_time(state) -> None:
             metadata = TransactionMetadata(n, 3, 60_000, state, joined, start_ms, 1)
             core.replay(TransactionRecord(_name(n), metadata))
             del metadata
-        finished(core.loaded(0))
+        run_to_end(core.loaded(0))
         core.unload()
         assert not core.ids and memory.used_bytes > 300 * many
         steps = core.release()
@@ -308,7 +308,7 @@ def test_expired_ids_are_forgotten_some_at_a_time() -> None:
         empty = txn.prepare_first(number, 60_000, 0)
         core.replay(TransactionRecord(f"id{number}", empty, 1))
     core.wall_offset_ms = core.settings.transactional_id_expiration_ms + 1
-    finished(core.loaded(0))
+    run_to_end(core.loaded(0))
     now, forgotten = core.settings.remove_expired_interval_ms, []
     for _ in range(3):
         appends = [e for e in core.tick(now) if isinstance(e, AppendRecords)]
@@ -329,7 +329,7 @@ def test_transactions_that_time_out_together_are_aborted_some_at_a_time(refused:
         partitions = frozenset({P0})
         opened = TransactionMetadata(number, 0, 60_000, txn.ONGOING, partitions, 0, 0)
         core.replay(TransactionRecord(f"id{number}", opened, 1))
-    finished(core.loaded(0))
+    run_to_end(core.loaded(0))
     now = core.settings.abort_timed_out_interval_ms
     while now <= 60_000:
         assert not core.tick(now)

@@ -27,7 +27,7 @@ from kept.node.coordinator.common.events import (
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.core import TransactionCore
 from kept.node.coordinator.transactions.records import TransactionMetadata, decode_record
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.types import TopicPartition
 from tests.node.coordinator.transactions import model
 
@@ -331,7 +331,7 @@ class Judged:
             self.held[record.transactional_id] = as_held(record.metadata)
         for name, held in self.held.items():
             self.apply(name, held)
-        self.perform(finished(self.core.loaded(self.now)))
+        self.perform(run_to_end(self.core.loaded(self.now)))
 
     def perform_unload(self) -> None:
         self.perform(self.core.unload())
@@ -350,7 +350,7 @@ class Judged:
         self.held[name] = as_held(entry.committed)
 
     def run(self, steps: int) -> None:
-        self.perform(finished(self.core.loaded(self.now)))
+        self.perform(run_to_end(self.core.loaded(self.now)))
         for _ in range(steps):
             self.now += self.random.choice((0, 1, 50))
             self.perform(self.core.tick(self.now))

@@ -42,7 +42,7 @@ from kept.node.coordinator.transactions.records import (
     TransactionState,
     decode_record,
 )
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.types import TopicPartition
 
 IDS = ("bank", "shop")
@@ -347,7 +347,7 @@ class World:
         ongoing = ev.TransactionFilter([TransactionState.ONGOING])
         listed = self.core.list_transactions(ongoing, self.wall)
         self.began = {t.transactional_id: -(2**40) for t in listed if t is not None}
-        self.perform(finished(self.core.loaded(self.now)))
+        self.perform(run_to_end(self.core.loaded(self.now)))
 
     def fail_over(self) -> None:
         """The next leader has what is committed, and of the rest a beginning."""

@@ -12,7 +12,7 @@ from kio.static.constants import EntityType
 
 from kept.client.protocol import messages as protocol
 from kept.node.kafka.codec import produce as codec
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.errors import CorruptMessage
 from tests.reference import produce_runs
 
@@ -31,7 +31,7 @@ TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 
 
 def encode(version, correlation_id, topics):
-    return finished(codec.encode_steps(version, correlation_id, topics))
+    return run_to_end(codec.encode_steps(version, correlation_id, topics))
 
 
 def request_body(

@@ -183,17 +183,17 @@ def test_an_answer_that_lacks_nothing_but_records_is_awaited(
     replica.core.in_flight = asked = request(asked_end)
     move_end(replica, end)
     answer = ev.PullResponse(held, published, ())
-    replica.pulled(asked, answer, {})
+    replica.receive_pull_response(asked, answer, {})
     assert calls == [ev.PullResponseReceived(asked, answer), *[("pull",)] * asks]
     assert replica._awaited_end == awaited
 
 
 def test_an_answer_to_another_question_is_none(replica, *, calls) -> None:
-    replica.core.in_flight = request()
+    replica.core.in_flight = asked = request()
     files = opened(replica)
-    replica.pulled(request(5), ev.PullResponse(NEWER, None, ()), {NEWER: "body"})
+    replica.receive_pull_response(request(5), ev.PullResponse(NEWER, None, ()), {NEWER: "body"})
     assert calls == [] and files.bodies == {}
-    replica.pulled(replica.core.in_flight, ev.PullResponse(None, None, ()), {NEWER: "body"})
+    replica.receive_pull_response(asked, ev.PullResponse(None, None, ()), {NEWER: "body"})
     assert len(calls) == 1 and files.bodies == {NEWER: "body"}
 
 
@@ -202,7 +202,7 @@ def test_nothing_is_asked_without_a_leader_or_a_log(replica, *, why) -> None:
     replica._closed = why == "closed"
     replica._partition.leader_id = shell.NO_LEADER if why == "no leader" else 2
     replica._partition.offline = "broken" if why == "offline" else None
-    asked = replica.pull()
+    asked = replica.start_pull()
     assert asked is None if why else (asked.log_end_offset, asked.broker_epoch) == (110, 9)
 
 

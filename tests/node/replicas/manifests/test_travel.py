@@ -86,13 +86,13 @@ class FollowerShell:
         self.answers: list[ev.PullResponse] = []
         self.done = asyncio.Event()
 
-    def pull(self) -> ev.PullRequest:
+    def start_pull(self) -> ev.PullRequest:
         self.core.in_flight = ev.PullRequest(
             2, 5, 3, next(self.numbers), None, None, True, 400, (), self.complete
         )
         return self.core.in_flight
 
-    def pulled(self, asked, answer, bodies) -> None:
+    def receive_pull_response(self, asked, answer, bodies) -> None:
         assert asked == self.core.in_flight
         self.core.in_flight = None
         self.answers.append(answer)
@@ -319,7 +319,7 @@ def test_who_holds_something_or_lost_it_pulls_again_after_a_refusal(monkeypatch,
     async def go() -> int:
         pair = Pair(LeaderShell(manifest(1)))
         shell = RepeatingShell(ref_of(manifest(1)) if held else None, lost)
-        request = shell.pull()
+        request = shell.start_pull()
         pair.pulls._refused(hosted(shell, False), request, FencedLeaderEpoch("5"))
         await asyncio.sleep(0.01)
         assert shell.told == [ev.PullFailed(request)]
@@ -355,8 +355,8 @@ class FailingShell(RepeatingShell):
         super().__init__(ref_of(manifest(1)), False)
         self.error = error
 
-    def pulled(self, asked, answer, bodies) -> None:
-        super().pulled(asked, answer, bodies)
+    def receive_pull_response(self, asked, answer, bodies) -> None:
+        super().receive_pull_response(asked, answer, bodies)
         raise self.error
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kept.node.kafka.handlers.records import delete_records
 from kept.node.kafka.handlers.records.delete_records import DeleteRecordsHandler
-from kept.steps import Steps, finished
+from kept.steps import Steps, run_to_end
 from kept.storage.types import TopicPartition
 from tests.support.given import Given
 from tests.support.loops import run
@@ -37,7 +37,7 @@ class Trimmed:
 
     async def finish(self, steps: Steps[Any]) -> Any:
         """Slices of a loop in which others run before the last item."""
-        waiting = finished(steps)
+        waiting = run_to_end(steps)
         self.low = 5
         for moved in self.waiters:
             moved()

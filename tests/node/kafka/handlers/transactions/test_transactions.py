@@ -21,7 +21,7 @@ from kept.node.kafka.handlers.transactions.init_producer_id import ProducerIdHan
 from kept.node.kafka.handlers.transactions.transactions import TransactionsHandler
 from kept.node.runtime.time_slices import TimeSlices
 from kept.node.security.session import node_session
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.testing import Cluster
 from tests.support.given import Given
 from tests.support.kafka_connection import Connection
@@ -49,7 +49,7 @@ async def test_a_cluster_that_is_not_whole_refuses_transactional_ids() -> None:
     for version in (1, 6):
         context = RequestContext(FIND, version, "c", node_session("P"))
         request = Given(key="bank", coordinator_keys=["bank"], key_type=1)
-        found: Any = await finished(finder.find_coordinator(context, request))
+        found: Any = await run_to_end(finder.find_coordinator(context, request))
         one = found["coordinators"][0] if version >= 4 else found
         assert one["error_code"] is refused
         assert "not every node" in one["error_message"]

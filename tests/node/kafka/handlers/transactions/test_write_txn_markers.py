@@ -19,7 +19,7 @@ from kept.node.coordinator.transactions.marker_writer import MarkerWriter
 from kept.node.kafka.handlers.transactions.write_txn_markers import WriteTxnMarkersHandler
 from kept.node.runtime.time_slices import TimeSlices
 from kept.replication.partition import Partition
-from kept.steps import finished
+from kept.steps import run_to_end
 from kept.storage.errors import NetworkException
 from kept.storage.records import EndTxnMarker
 from kept.storage.types import IsolationLevel, TopicPartition
@@ -177,7 +177,7 @@ class World:
 
         async def respond() -> list[list[str]]:
             work = self.handler.write_txn_markers(ctx, request)
-            answer = finished(await (await self.slices.finish(work)))
+            answer = run_to_end(await (await self.slices.finish(work)))
             frame = protocol.encode_response(MARKERS, 1, 7, answer)
             return codes(protocol.decode_response(MARKERS, 1, frame[4:])[1])
 
@@ -240,7 +240,7 @@ def test_what_was_staged_in_an_earlier_epoch_is_not_taken_for_committed(world):
     next(steps)
     with pytest.raises(StopIteration) as ended:
         next(steps)
-    answer = finished(ended.value.value.result())
+    answer = run_to_end(ended.value.value.result())
     first, _ = answer["markers"][0]["topics"]
     assert ErrorCode(first["partitions"][0]["error_code"]) is ErrorCode.not_leader_or_follower
 
@@ -308,7 +308,7 @@ def test_a_leadership_that_goes_and_returns_within_one_request_makes_its_markers
     with pytest.raises(StopIteration) as ended:
         while True:
             next(steps)
-    answer = finished(ended.value.value.result())
+    answer = run_to_end(ended.value.value.result())
     _, late = answer["markers"][0]["topics"]
     assert ErrorCode(late["partitions"][0]["error_code"]) is ErrorCode.not_leader_or_follower
     assert world.partition.log_end_offset == end_offset and not world.groups.ended

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.cluster.metadata.snapshot import is_snapshot_name
 from kept.cluster.metadata.wal import HARD_STATE_NAME, IDENTITY_NAME, WAL_NAME
 from kept.node.runtime.logging import log
-from kept.storage.errors import vanished
+from kept.storage.errors import ResourceExhausted, vanished
 
 if TYPE_CHECKING:
     from kept.node.runtime.runtime import Runtime
@@ -92,5 +92,7 @@ class MetadataDirectory:
     def _verified(self, finished: asyncio.Future[Any]) -> None:
         self._verifying = False
         error = finished.exception()
+        if isinstance(error, ResourceExhausted):
+            return  # nothing is known of the directory: a listing takes a descriptor
         if error is not None and not self._shutdown.requested.is_set():
             self._shutdown.fatal(f"the metadata log failed: {error}")

@@ -5,10 +5,12 @@ into files which no start will find is acknowledged.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -221,6 +223,19 @@ def test_a_file_of_the_metadata_that_goes_ends_the_node_though_nothing_is_decide
         path.unlink()
     look()
     assert f"{name}: stat failed: it was removed" in site.node.parts.shutdown.failure
+
+
+def test_a_look_without_a_descriptor_is_no_failure(site, monkeypatch):
+    site.node.parts.maintenance.stop()
+    directory = site.node.parts.metadata_directory
+    with monkeypatch.context() as patch:
+        listdir = Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+        patch.setattr(os, "listdir", listdir)
+        for _ in directory.verify():
+            pass
+        site.wait(lambda: not directory._verifying)
+        assert listdir.called
+    assert not site.node.parts.shutdown.requested.is_set()
 
 
 def test_no_decision_is_acknowledged_in_a_metadata_log_that_is_gone(site):

@@ -27,6 +27,7 @@ from kept.storage.errors import (
     KafkaStorageError,
     KeptError,
     NotLeaderOrFollower,
+    OffsetOutOfRange,
     UnknownTopicOrPartition,
 )
 from kept.storage.types import TopicPartition
@@ -37,14 +38,17 @@ UNKNOWN_NAME: Final = (400, 404)
 
 
 def wait_reporter(bootstrap: Bootstrap) -> Callable[[KeptError], None]:
-    """What a :class:`kept.client.client.Client` calls when it waits: a line for each new reason."""
+    """What a :class:`kept.client.client.Client` calls when it waits, or goes on elsewhere: a line
+    for each new reason.
+    """
     reported: set[str] = set()
 
     def report(why: KeptError) -> None:
         if str(why) not in reported:
             reported.add(str(why))
             more = _controllers(bootstrap) if isinstance(why, NoController) else ""
-            echo(f"kept: {why}{more}; still trying", err=True)
+            trying = "" if isinstance(why, OffsetOutOfRange) else "; still trying"
+            echo(f"kept: {why}{more}{trying}", err=True)
 
     return report
 

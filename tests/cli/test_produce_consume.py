@@ -151,9 +151,10 @@ def test_an_offset_that_is_not_there_is_said(kept, kept_broker):
             kept("produce", topic, stdin=f"late {sent}\n")
             sent += 1
             assert sent < 60
-        out, _ = waiting.communicate(timeout=200)
+        out, more = waiting.communicate(timeout=200)
     assert waiting.returncode == 0
     assert out.startswith("late ")
+    assert more == "", "it is said once"
 
     with kept_broker.client() as client:
         client.request(
@@ -165,7 +166,7 @@ def test_an_offset_that_is_not_there_is_said(kept, kept_broker):
         )
     ran = kept(*part, "--offset", 2, "--until-end")
     assert ran.lines[0] == "5"
-    assert f"offset 2 is below the log start of {topic}:0; reading from 5 on" in ran.err
+    assert ran.err == f"kept: offset 2 is below the log start of {topic}:0; reading from 5 on\n"
 
 
 def test_a_table_says_what_would_mislead(kept, kept_broker):

@@ -8,9 +8,11 @@ import pytest
 from kept.cli import output
 from kept.cli.shell import NO_NODE, Failure, for_each
 from kept.cli.topic_partition import PartitionCommand, TopicPartitionArgument
-from kept.cli.unavailable import CommandClient
+from kept.cli.unavailable import CommandClient, wait_reporter
+from kept.client.bootstrap import Bootstrap
 from kept.client.core.broker_errors import ConnectionRefused, NoNodeAnswers
 from kept.client.security.security import Security
+from kept.storage.errors import NotLeaderOrFollower, OffsetOutOfRange
 
 
 def test_each_name_is_tried_and_each_failure_is_one_line(capfd):
@@ -53,6 +55,17 @@ def test_where_one_node_of_a_cluster_refuses_the_other_names_are_tried(capfd):
     assert for_each(["a", "b", "c"], action) == 1
     said = "kept: b: node-2:9092: Fetch of b:0: connection refused\n"
     assert capfd.readouterr() == ("did a\ndid c\n", said)
+
+
+def test_who_reads_on_elsewhere_tries_nothing_again(capfd):
+    report = wait_reporter(Bootstrap("localhost:1"))
+    for _ in range(2):
+        report(NotLeaderOrFollower("a:0 has no leader"))
+        report(OffsetOutOfRange("offset 2 of a:0 is not in its log any more; reading on from 5"))
+    assert capfd.readouterr().err.splitlines() == [
+        "kept: a:0 has no leader; still trying",
+        "kept: offset 2 of a:0 is not in its log any more; reading on from 5",
+    ]
 
 
 def test_an_empty_list_says_who_may_not_describe_what_is_there():

@@ -293,8 +293,10 @@ def _of_partitions(client: Client, reading: _Reading, *, has_bar: bool) -> Batch
     tps, isolation = reading.partitions, reading.isolation
     starts = offsets_at(client, tps, reading.start, isolation)
     if reading.start.kind is PositionKind.OFFSET:
-        for tp, offset in starts.items():
-            _compare(client, tp, offset, to_end=reading.to_end)
+        starts = {
+            tp: _in_the_log(client, tp, offset, to_end=reading.to_end)
+            for tp, offset in starts.items()
+        }
     consumer = Consumer(client, starts, FetchLimits(isolation=isolation))
     if reading.until_ms is not None:
         ends = offsets_at(client, tps, Position(PositionKind.TIME, reading.until_ms), isolation)
@@ -313,8 +315,8 @@ def _of_partitions(client: Client, reading: _Reading, *, has_bar: bool) -> Batch
             advance(done)
 
 
-def _compare(client: Client, tp: TopicPartition, offset: int, *, to_end: bool) -> None:
-    """Warn when the first offset is not there to be read."""
+def _in_the_log(client: Client, tp: TopicPartition, offset: int, *, to_end: bool) -> int:
+    """Where to begin: ``offset``, or with a warning the end of the log that is nearest to it."""
     start, end = client.bounds(tp.topic, [tp.partition])[tp.partition]
     if offset > end:
         complaint = f"offset {offset} is above the end of {tp.place}, which is {end}"
@@ -324,6 +326,7 @@ def _compare(client: Client, tp: TopicPartition, offset: int, *, to_end: bool) -
     elif offset < start:
         complaint = f"offset {offset} is below the log start of {tp.place}"
         echo(f"kept: {complaint}; reading from {start} on", err=True)
+    return min(max(offset, start), end)
 
 
 def _of_group(client: Client, group: str, reading: _Reading) -> Batches:

@@ -109,9 +109,12 @@ def counts(topics: Iterable[TopicMetadata]) -> tuple[dict[int, int], dict[int, i
 def find_unhealthy(
     topics: Mapping[str, TopicMetadata],
 ) -> tuple[list[TopicPartition], list[TopicPartition]]:
-    """(under-replicated partitions, partitions without a leader)."""
+    """(under-replicated partitions, partitions without a leader), those of internal topics last:
+    there are 50 of each, and a list of some would show nothing else.
+    """
     under, offline = [], []
-    for tp, view in _partitions(topics.values()):
+    parts = _partitions(topics.values())
+    for tp, view in sorted(parts, key=lambda part: topics[part[0].topic].internal):
         if view.leader < 0:
             offline.append(tp)
         elif len(view.isr) < len(view.replicas):

@@ -19,7 +19,7 @@ from kept.storage.errors import InvalidReplicaAssignment
 from kept.storage.types import TopicPartition
 
 
-def topic(name, *replicas, isr=None, leader=None):
+def topic(name, *replicas, isr=None, leader=None, internal=False):
     partitions = {
         number: PartitionMetadata(
             number,
@@ -30,7 +30,7 @@ def topic(name, *replicas, isr=None, leader=None):
         )
         for number, one in enumerate(replicas)
     }
-    return TopicMetadata(name, None, False, partitions)
+    return TopicMetadata(name, None, internal, partitions)
 
 
 def members(*ids, racks=None, fenced=()):
@@ -103,3 +103,13 @@ def test_what_lacks_a_leader_or_a_replica():
     replicas, leaders = counts(topics.values())
     assert replicas == {0: 3, 1: 3}
     assert leaders == {0: 2, -1: 1}
+
+
+def test_what_is_wrong_with_internal_topics_comes_last():
+    topics = {
+        "__a": topic("__a", (0, 1), (1, 0), isr=(0,), internal=True),
+        "a": topic("a", (0, 1), (1, 0), isr=(0,)),
+        "b": topic("b", (0, 1), isr=(0,)),
+    }
+    under, _ = find_unhealthy(topics)
+    assert [tp.place for tp in under] == ["a:0", "a:1", "b:0", "__a:0", "__a:1"]

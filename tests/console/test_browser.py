@@ -217,6 +217,16 @@ def test_a_tail_shows_what_comes_and_can_be_paused(cluster, chromium):
     assert wrong == []
 
 
+def test_a_search_that_is_refused_says_why_and_is_over(cluster, chromium):
+    from tests.console import browser
+
+    page, _ = browser.opened(chromium)
+    browser.show(page, cluster.url(), f"#records/{scene.USERS}?partition=7")
+    page.locator(f"p.bad:text-is('{scene.USERS} has no partition 7; it has 0 to 2')").wait_for()
+    page.locator("#stop").wait_for(state="hidden")
+    assert page.locator("#progress").text_content() == ""
+
+
 def test_a_key_is_found_in_whatever_partition(cluster, chromium):
     from tests.console import browser
 
@@ -244,6 +254,7 @@ def test_what_is_not_there_is_said_and_what_may_be_meant(cluster, chromium):
     browser.show(page, cluster.url(), f"#topic/{scene.ORDERS}")
     for view, head, meant in (
         ("#topic/ordesr", "There is no topic ordesr", [scene.ORDERS]),
+        ("#topic/usres", "There is no topic usres", [scene.USERS]),
         ("#records/user?contains=x", "There is no topic user", [scene.USERS]),
         ("#group/biling", "There is no consumer group biling", [scene.GROUP]),
         ("#transaction/bonk", "There is no transactional id bonk", [scene.BANK]),

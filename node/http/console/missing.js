@@ -12,16 +12,19 @@ const KNOWN = {
 };
 const LISTS = { topic: "#topics", group: "#groups", transaction: "#transactions" };
 
-// The Levenshtein distance, in edits.
+// The Levenshtein distance, in edits; two neighbours that changed places are one.
 function distance(from, to) {
+  let before = [];
   let above = Array.from({ length: to.length + 1 }, (_, i) => i);
   for (let i = 1; i <= from.length; i += 1) {
     const row = [i];
     for (let j = 1; j <= to.length; j += 1) {
       const replaced = above[j - 1] + (from[i - 1] === to[j - 1] ? 0 : 1);
-      row.push(Math.min(replaced, above[j] + 1, row[j - 1] + 1));
+      const swapped = i > 1 && j > 1 && from[i - 1] === to[j - 2] && from[i - 2] === to[j - 1]
+        ? before[j - 2] + 1 : replaced;
+      row.push(Math.min(replaced, swapped, above[j] + 1, row[j - 1] + 1));
     }
-    above = row;
+    [before, above] = [above, row];
   }
   return above[to.length];
 }

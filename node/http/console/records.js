@@ -84,9 +84,10 @@ function searching(topic, query, body) {
   };
   const sum = { found: 0, records: 0, bytes: 0, skipped: 0 };
   let cursor = null;
+  let answer = null; // the last one
   let running = false;
 
-  const say = (answer) => {
+  const say = () => {
     const done = answer.ends.filter((end) => end.done).length;
     const state = answer.cursor === null ? "All was searched"
       : running ? "Searching" : "Not all was searched";
@@ -111,7 +112,7 @@ function searching(topic, query, body) {
     stop.hidden = false;
     try {
       do {
-        const answer = await api("search", { ...asked, limit: until - sum.found, cursor });
+        answer = await api("search", { ...asked, limit: until - sum.found, cursor });
         if (!body.isConnected) return;
         for (const record of answer.records) body.append(recordRow(record, topic, format));
         sum.found += answer.records.length;
@@ -122,9 +123,12 @@ function searching(topic, query, body) {
         requests += 1;
         const some = answer.ends.some((end) => !end.done && !end.error); // that a request goes on with
         running = running && cursor !== null && some && sum.found < until && requests < MOST_REQUESTS;
-        say(answer);
+        say();
       } while (running);
     } catch (error) {
+      running = false;
+      if (answer) say();
+      else progress.textContent = "";
       failure.textContent = error.message;
     }
     running = false;

@@ -30,7 +30,7 @@ from kept.node.config.security_checks import is_secured
 from kept.node.controller.controller import Controller
 from kept.node.coordinator.groups.coordinator import GroupCoordinator
 from kept.node.coordinator.producer_ids import ProducerIds
-from kept.node.coordinator.transactions.connections import ConnectionOrdinals
+from kept.node.coordinator.transactions.connection_order import ConnectionOrdinals
 from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
 from kept.node.coordinator.transactions.marker_channel import MarkerChannel
 from kept.node.coordinator.transactions.marker_writer import MarkerWriter

@@ -7,8 +7,8 @@ appending is one ``writev``. What a cut would read for long is read before, by a
 
 Order within a cut (rules 12, 19, 22, 27): the checkpoints that are above its end are lowered, the
 log is cut durably, then the epoch cache, then the recovery point and the high watermark are at most
-the log end in memory, then the shell hears :class:`.effects.LogTruncated`. A crash in between
-leaves a log that is cut or not, and a start that brings the rest in line with it.
+the log end in memory, then the shell hears :class:`.replica_effects.LogTruncated`. A crash in
+between leaves a log that is cut or not, and a start that brings the rest in line with it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kept.replication import follower
-from kept.replication.effects import LogTruncated
 from kept.replication.fetch_messages import Buffer
 from kept.replication.fetcher import FetcherCore, Work, WorkFailed
 from kept.replication.follower import NO_LEADER
 from kept.replication.lost_records import about_to_lose
 from kept.replication.manifests_events import TruncationCompleted
+from kept.replication.replica_effects import LogTruncated
 from kept.storage import layout
 from kept.storage.errors import (
     DamagedData,

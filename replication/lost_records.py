@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kept.replication.effects import LostRecord, RecordsLost
+from kept.replication.replica_effects import LostRecord, RecordsLost
 from kept.storage.errors import KeptError
 from kept.storage.log.log import Log
 from kept.storage.records import headers, records

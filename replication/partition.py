@@ -217,8 +217,8 @@ class Partition(Replica):
             self._perform(self.core.step(WaitCancelled(token), 0))
 
     def acknowledge_next(self) -> bool:
-        """Call who is next of those that :class:`.effects.AcknowledgementsLeft` is about; False:
-        nobody is left. Raises what is raised there.
+        """Call who is next of those that :class:`.replica_effects.AcknowledgementsLeft` is about;
+        False: nobody is left. Raises what is raised there.
         """
         if not self._acknowledged:
             self._acknowledged = None

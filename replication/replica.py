@@ -10,7 +10,6 @@ from collections import OrderedDict
 from typing import Final, NoReturn, Protocol
 from uuid import UUID
 
-from kept.replication.effects import AcknowledgementsLeft, Report
 from kept.replication.events import (
     Acknowledge,
     BecameLeader,
@@ -44,6 +43,7 @@ from kept.replication.partition_views import (
     producer_views,
     segment_views,
 )
+from kept.replication.replica_effects import AcknowledgementsLeft, Report
 from kept.storage.errors import (
     FencedLeaderEpoch,
     InvariantViolation,

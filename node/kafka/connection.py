@@ -36,7 +36,7 @@ from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.wire import skip_tags
 from kept.cluster.security.addresses import network_of
-from kept.node.coordinator.transactions.connections import ConnectionOrdinals
+from kept.node.coordinator.transactions.connection_order import ConnectionOrdinals
 from kept.node.kafka import api
 from kept.node.kafka.codec import parse_run
 from kept.node.kafka.codec.produce import frame_end

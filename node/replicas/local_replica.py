@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from kept.node.replicas.manifests.workers import ManifestWork
     from kept.node.runtime.executors import Callback, FlushPool
     from kept.replication import manifests_events
-    from kept.replication.effects import Report
     from kept.replication.events import ManifestPublished
     from kept.replication.manifests_events import ManifestRef, PullRequest, PullResponse
     from kept.replication.partition import Partition
     from kept.replication.partition_core import Effect
+    from kept.replication.replica_effects import Report
     from kept.storage.directory import LogDirectory
     from kept.storage.errors import MachineError
     from kept.storage.producers.cut_preparation import CutPreparation

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.runtime import Runtime
-    from kept.replication.effects import LostRecord, RecordsLost
+    from kept.replication.replica_effects import LostRecord, RecordsLost
     from kept.storage.disk import Disk
 
 WHY: Final = (

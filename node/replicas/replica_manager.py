@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from kept.node.runtime.fd_quota import OpenFiles
     from kept.node.runtime.runtime import Runtime
     from kept.node.runtime.shutdown import Shutdown
-    from kept.replication.effects import Report
     from kept.replication.partition_core import Effect
+    from kept.replication.replica_effects import Report
     from kept.storage.log.log import Log
 
 

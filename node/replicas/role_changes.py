@@ -18,7 +18,6 @@ from kept.cluster.metadata.records import NO_LEADER
 from kept.node.replicas import lost_records_report
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import bugs, log
-from kept.replication.effects import AcknowledgementsLeft, LogTruncated, RecordsLost
 from kept.replication.events import (
     Acknowledge,
     EligibleBrokersChanged,
@@ -26,6 +25,7 @@ from kept.replication.events import (
     ProposeIsr,
 )
 from kept.replication.manifests_events import NoteManifest
+from kept.replication.replica_effects import AcknowledgementsLeft, LogTruncated, RecordsLost
 from kept.storage.errors import MachineError, ResourceExhausted, client_message
 from kept.storage.types import TopicPartition
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.runtime import Runtime
-    from kept.replication.effects import Report
     from kept.replication.partition_core import Effect
+    from kept.replication.replica_effects import Report
     from kept.steps import Steps
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kept.replication.effects import AcknowledgementsLeft
 from kept.replication.partition import Partition
 from kept.replication.replica import ACKNOWLEDGED_AT_ONCE
+from kept.replication.replica_effects import AcknowledgementsLeft
 from kept.storage.errors import NotLeaderOrFollower
 from tests.support import partitions as tools
 from tests.support.listener import RecordedListener

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from kept.replication.effects import LogTruncated, LostRecord, RecordsLost
+from kept.replication.replica_effects import LogTruncated, LostRecord, RecordsLost
 from kept.storage import layout
 from kept.storage.checkpoints import read_epochs
 from kept.storage.producers import cut_preparation

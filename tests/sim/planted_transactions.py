@@ -191,7 +191,7 @@ plant(
     1,
     "aborted-read torn commit-lost",
     "what comes over a connection that its producer gave up is not served",
-    (f"{COORDINATOR}.connections.ConnectionOrder.is_stale", returns(False)),
+    (f"{COORDINATOR}.connection_order.ConnectionOrder.is_stale", returns(False)),
     holds=0.5,
 )
 plant(
@@ -466,7 +466,7 @@ plant(
     1,
     "aborted-read torn commit-lost state",
     "a coordinator that leads again serves no connection of before",
-    (f"{COORDINATOR}.connections.ConnectionOrder.lead_again", returns(None)),
+    (f"{COORDINATOR}.connection_order.ConnectionOrder.lead_again", returns(None)),
     returns=True,
     levels=(1,),
     holds=0.3,

@@ -15,7 +15,7 @@ from kept.node.coordinator.common.events import Response
 from kept.node.coordinator.common.shard import Shard, coordinator_error
 from kept.node.coordinator.common.shards import Shards
 from kept.node.coordinator.transactions import events as ev
-from kept.node.coordinator.transactions.connections import ConnectionOrder, ConnectionOrdinals
+from kept.node.coordinator.transactions.connection_order import ConnectionOrder, ConnectionOrdinals
 from kept.node.coordinator.transactions.core import TransactionCore
 from kept.node.coordinator.transactions.records import TransactionState, decode_record
 from kept.node.coordinator.transactions.transaction import TV2

@@ -50,7 +50,7 @@ from kept.node.coordinator.common.timers import Timers
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions import requests as rq
 from kept.node.coordinator.transactions import transaction as txn
-from kept.node.coordinator.transactions.connections import ConnectionOrder
+from kept.node.coordinator.transactions.connection_order import ConnectionOrder
 from kept.node.coordinator.transactions.records import (
     TransactionMetadata,
     TransactionRecord,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.image import Delta
     from kept.node.coordinator.common.events import EndMarker
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
-    from kept.node.coordinator.transactions.connections import ConnectionOrdinals
+    from kept.node.coordinator.transactions.connection_order import ConnectionOrdinals
     from kept.node.metadata.leadership_barrier import LeadershipBarrier
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.local_replica import LocalReplica

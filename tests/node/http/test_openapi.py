@@ -31,8 +31,8 @@ from kept.node.compaction.cleaner import Running
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.http import route_table, routes
 from kept.node.replicas import lost_records_report
-from kept.replication.effects import LostRecord, RecordsLost
 from kept.replication.progress import ReplicaProgress
+from kept.replication.replica_effects import LostRecord, RecordsLost
 from kept.storage.errors import NetworkException
 from kept.storage.layout import lost_file
 from kept.storage.types import TopicPartition

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from kept.node.replicas import lost_records_report
-from kept.replication.effects import LostRecord, RecordsLost
+from kept.replication.replica_effects import LostRecord, RecordsLost
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from kept.cluster.metadata.records import BrokerRecord, RemoveTopicRecord
 from kept.node.replicas.role_changes import RoleChanges
 from kept.node.runtime.time_slices import IN_PLACE_STEPS, TURN_S, TimeSlices
-from kept.replication.effects import AcknowledgementsLeft
 from kept.replication.events import EligibleBrokersChanged
+from kept.replication.replica_effects import AcknowledgementsLeft
 from kept.storage.errors import InvariantViolation, KafkaStorageError
 from kept.storage.types import TopicPartition
 from tests.support.decisions import propose

@@ -27,7 +27,7 @@ from kept.node.coordinator.common.events import (
 )
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions import markers as mk
-from kept.node.coordinator.transactions.connections import ConnectionOrder
+from kept.node.coordinator.transactions.connection_order import ConnectionOrder
 from kept.node.coordinator.transactions.core import TransactionCore
 from kept.node.coordinator.transactions.id_pattern import compile_pattern
 from kept.node.coordinator.transactions.records import (

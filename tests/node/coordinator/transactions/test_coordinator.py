@@ -21,7 +21,7 @@ from kept.node.coordinator.common.events import (
 )
 from kept.node.coordinator.common.shard import Shard
 from kept.node.coordinator.transactions import events as ev
-from kept.node.coordinator.transactions.connections import ConnectionOrdinals
+from kept.node.coordinator.transactions.connection_order import ConnectionOrdinals
 from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
 from kept.node.coordinator.transactions.core import TransactionCore
 from kept.node.coordinator.transactions.records import (

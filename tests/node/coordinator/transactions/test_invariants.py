@@ -21,7 +21,7 @@ from kept.node.coordinator.common.events import (
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions import markers as mk
 from kept.node.coordinator.transactions import transaction as txn
-from kept.node.coordinator.transactions.connections import ConnectionOrder
+from kept.node.coordinator.transactions.connection_order import ConnectionOrder
 from kept.node.coordinator.transactions.core import (
     ABORTS_PER_TICK,
     IDS_PER_TICK,

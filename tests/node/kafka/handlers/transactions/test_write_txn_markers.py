@@ -14,7 +14,7 @@ from kept.client.protocol import messages as protocol
 from kept.cluster.metadata.image import Delta, PartitionChange, TopicImage
 from kept.cluster.metadata.records import PartitionRecord
 from kept.node.coordinator.common.events import EndMarker
-from kept.node.coordinator.transactions.connections import ConnectionOrdinals
+from kept.node.coordinator.transactions.connection_order import ConnectionOrdinals
 from kept.node.coordinator.transactions.marker_writer import MarkerWriter
 from kept.node.kafka.handlers.transactions.write_txn_markers import WriteTxnMarkersHandler
 from kept.node.runtime.time_slices import TimeSlices

@@ -17,6 +17,7 @@ from kept.compaction.manifest import follow
 from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.storage import layout
 from kept.storage.errors import DamagedData, InvariantViolation
+from kept.storage.segments.segment import Segment
 from kept.storage.types import Codec, Generation
 from tests.support.follower_pair import HOUR_MS, Pair, fill, write
 from tests.support.given import Given
@@ -30,6 +31,25 @@ SEEDS = int(os.environ.get("SEEDS", "25"))
 @pytest.fixture
 def pair(kit):
     return lambda **changes: Pair(kit, **changes)
+
+
+def cleaned(both: Pair) -> Pair:
+    """30 records of 30 keys at both, cleaned by the leader."""
+    fill(both, 30, 30)
+    both.fetch()
+    both.leader.clean()
+    return both
+
+
+def damage(both: Pair, offset: int, at: int, bits: int) -> Segment:
+    """Flip bits of one byte of a batch of the follower, ``at`` counted as in a slice."""
+    log, disk = both.follower.log, both.follower.disk
+    segment = [s for s in log.segments if s.base_offset <= offset][-1]
+    position, size = segment.locate(offset)[:2]
+    path, position = segment.path(layout.LOG), position + at % size
+    flipped = bytes([disk.read(path)[position] ^ bits])
+    disk.writev(disk.open_append(path), [flipped], position)
+    return segment
 
 
 def test_boundaries_of_its_own(pair) -> None:
@@ -196,10 +216,7 @@ def test_a_batch_that_the_leader_emptied_in_two_passes_is_emptied_in_one(pair, c
 
 
 def test_a_survivor_that_is_missing_is_named(pair) -> None:
-    both = pair()
-    fill(both, 30, 30)
-    both.fetch()
-    both.leader.clean()
+    both = cleaned(pair())
     world = both.follower
     other = pair()
     other.leader, other.follower = both.leader, other.follower
@@ -215,16 +232,8 @@ def test_a_survivor_that_is_missing_is_named(pair) -> None:
 
 def test_a_survivor_in_a_damaged_batch_is_named(pair) -> None:
     """One bit of a value: the header, of which digests are made, is as it was."""
-    both = pair()
-    fill(both, 30, 30)
-    both.fetch()
-    both.leader.clean()
-    log = both.follower.log
-    segment = log.segments[0]
-    position, size = segment.locate(11)[:2]
-    disk, path = both.follower.disk, segment.path(layout.LOG)
-    at = position + size - 5
-    disk.writev(disk.open_append(path), [bytes([disk.read(path)[at] ^ 1])], at)
+    both = cleaned(pair())
+    damage(both, 11, -5, 1)
     with pytest.raises(follow.LogsDiffer, match="survives") as error:
         both.build()
     assert error.value.offset == 11
@@ -241,15 +250,11 @@ def test_a_damaged_header_behind_which_nothing_survives_is_fetched_again_too(
     both.fetch(roll_at=lambda base: base in {5, split})
     both.leader.clean()
     assert min(min(s.survivors, default=99) for s in both.generation().segments[:1]) > split
-    log = both.follower.log
-    segment = log.segments[1]
-    position = segment.locate(8)[0] + at
-    disk, path = both.follower.disk, segment.path(layout.LOG)
-    disk.writev(disk.open_append(path), [bytes([disk.read(path)[position] ^ 0x81])], position)
+    segment = damage(both, 8, at, 0x81)
     with pytest.raises(follow.LogsDiffer, match="is built") as error:
         both.build()
-    assert (error.value.offset, error.value.path) == (5, path)
-    log.truncate_to(5)
+    assert (error.value.offset, error.value.path) == (5, segment.path(layout.LOG))
+    both.follower.log.truncate_to(5)
     both.fetch()
     both.apply()
 
@@ -257,15 +262,8 @@ def test_a_damaged_header_behind_which_nothing_survives_is_fetched_again_too(
 @pytest.mark.parametrize("at", [0, 3, 7, 8, 10, 16], ids=lambda at: f"byte {at}")
 def test_a_survivor_behind_a_damaged_header_is_named(pair, at) -> None:
     """Nobody knows where the next batch begins; or the batch seems to be somewhere else."""
-    both = pair()
-    fill(both, 30, 30)
-    both.fetch()
-    both.leader.clean()
-    log = both.follower.log
-    segment = log.segments[0]
-    position = segment.locate(11)[0] + at
-    disk, path = both.follower.disk, segment.path(layout.LOG)
-    disk.writev(disk.open_append(path), [bytes([disk.read(path)[position] ^ 0x81])], position)
+    both = cleaned(pair())
+    segment = damage(both, 11, at, 0x81)
     with pytest.raises(follow.LogsDiffer) as error:
         both.build()
     assert error.value.offset in (11, segment.base_offset)
@@ -275,16 +273,9 @@ def test_a_survivor_that_is_missing_below_the_log_start_goes_with_what_is_below(
     """Nobody reads it, but the segment does not come to its digest with it; a cut at the log start
     would leave it there.
     """
-    both = pair()
-    fill(both, 30, 30)
-    both.fetch()
-    both.leader.clean()
+    both = cleaned(pair())
+    damage(both, 11, -5, 1)
     log = both.follower.log
-    segment = log.segments[0]
-    position, size = segment.locate(11)[:2]
-    disk, path = both.follower.disk, segment.path(layout.LOG)
-    at = position + size - 5
-    disk.writev(disk.open_append(path), [bytes([disk.read(path)[at] ^ 1])], at)
     log.advance_log_start(15)
     for cut in (lambda: None, lambda: log.truncate_to(15)):
         cut()
@@ -298,10 +289,7 @@ def test_a_survivor_that_is_missing_below_the_log_start_goes_with_what_is_below(
 
 
 def test_a_header_that_hides_where_an_output_begins_is_damage_of_its_segment(pair) -> None:
-    both = pair()
-    fill(both, 30, 30)
-    both.fetch()
-    both.leader.clean()
+    both = cleaned(pair())
     log = both.follower.log
     segment = log.segments[0]
     position = segment.locate(11)[0] + 16
@@ -318,10 +306,7 @@ def test_a_header_that_hides_where_an_output_begins_is_damage_of_its_segment(pai
 
 
 def test_damage_that_is_in_no_segment_is_told_as_it_is(pair, monkeypatch) -> None:
-    both = pair()
-    fill(both, 30, 30)
-    both.fetch()
-    both.leader.clean()
+    both = cleaned(pair())
 
     def damaged(*_: Any) -> None:
         raise DamagedData("/elsewhere", 3, -1, "torn")
@@ -369,10 +354,7 @@ def test_a_damaged_transaction_index_is_damage_of_the_segment_that_is_split(
 
 
 def test_another_record_at_the_same_offset_is_noticed(pair) -> None:
-    both = pair()
-    fill(both, 30, 30)
-    both.fetch()
-    both.leader.clean()
+    both = cleaned(pair())
     other = pair()
     fill(other, 30, 30, value=b"w" * 40)
     other.leader, other.follower = both.leader, other.leader

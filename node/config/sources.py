@@ -38,6 +38,10 @@ _KUBERNETES: Final = re.compile(
 )
 _KUBERNETES_URL: Final = re.compile(r"(?:tcp|udp|sctp)://\S+")
 
+_QUOTED: Final = re.compile(r"""(['"])[^<].+\1""")
+"""What a complaint of yaml quotes of the file, more than a character: not names of its own
+(``'<scalar>'``)."""
+
 MAX_FILE_BYTES: Final = 1 << 20
 """A configuration file is a few lines; more is somebody else's file."""
 
@@ -90,7 +94,9 @@ def from_file(path: str) -> dict[str, str]:
     except yaml.MarkedYAMLError as error:  # whose text shows the line, and the secret in it
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigurationError(f"{path}: not YAML: {where}{error.problem}") from None
+        problem = _QUOTED.sub("…", str(error.problem))
+        hint = "; a value that begins with * & ! or % stands in quotes" * ("…" in problem)
+        raise ConfigurationError(f"{path}: not YAML: {where}{problem}{hint}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         shown = " ".join(str(error).split())
         raise ConfigurationError(f"{path}: not YAML: {shown}") from None

@@ -267,6 +267,16 @@ def test_what_is_not_yaml_is_not_shown(tmp_path):
     assert "line 2, column 26" in said and "hunter2" not in said
 
 
+@pytest.mark.parametrize("value", ["*hunter2", "!hunter2 x", "!hunt'er2 x", "!!hunter2 x"])
+def test_nor_is_a_value_that_yaml_takes_for_something_else(tmp_path, value):
+    """An alias or a tag: a password may begin so."""
+    file = tmp_path / "kept.yaml"
+    file.write_text(f"node.id: 1\nssl.key.password: {value}\n")
+    said = refusal(file=str(file))
+    assert "line 2, column 19" in said and "stands in quotes" in said
+    assert "er2" not in said
+
+
 def test_no_file(tmp_path):
     assert "No such file" in refusal(file=str(tmp_path / "absent.yaml"))
 

@@ -237,7 +237,10 @@ def _token_settings(config: NodeConfig) -> TokenSettings:
 def _plain_users(text: str | None) -> dict[str, str]:
     if text is None:
         return {}
-    entry = parse_jaas(text)
+    try:
+        entry = parse_jaas(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"plain.{error}") from None
     if entry.login_module != PLAIN_MODULE:
         raise ConfigurationError(
             f"plain.sasl.jaas.config: {entry.login_module} is not PLAIN's login module, which is "

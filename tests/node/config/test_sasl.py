@@ -31,7 +31,7 @@ def load(listeners: str = SASL, **settings: str) -> NodeConfig:
         ({"sasl__enabled__mechanisms": "PLAIN"}, "enables PLAIN, but names no users"),
         (
             {"sasl__enabled__mechanisms": "PLAIN", "plain__sasl__jaas__config": "x"},
-            "sasl.jaas.config: it must begin with a login module",
+            "plain.sasl.jaas.config: it must begin with a login module",
         ),
         (
             {

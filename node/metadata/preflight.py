@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from kept.client.security.distinguished_names import PrincipalMapper
@@ -43,7 +44,7 @@ def check(config: NodeConfig, *, adopting: bool = False) -> list[str]:
     if not adopting:
         check_owners(config, disk)
     check_first_users(config)
-    check_tls(config)
+    over = check_tls(config)
     check_tokens(config)
     if busy and not _is_running(config, disk):
         raise ConfigurationError(
@@ -52,6 +53,8 @@ def check(config: NodeConfig, *, adopting: bool = False) -> list[str]:
         )
     return [
         *(f"listeners: the port of {a} is in use, it seems by this node" for a in busy),
+        *over,
+        *audit_warnings(config),
         *security_warnings(config),
     ]
 
@@ -113,11 +116,14 @@ def check_owners(config: NodeConfig, disk: Disk) -> None:
         refuse_ownerless(disk, path)
 
 
-def check_tls(config: NodeConfig) -> None:
+def check_tls(config: NodeConfig) -> list[str]:
     """Whether each listener with TLS has a key, certificates and rules that can be used, and nodes
     that have these settings believe each other. Raises ConfigurationError, which names the
-    listener, the setting and the file.
+    listener, the setting and the file. Returns which certificates are not valid now: with such a
+    node starts, so that one that is replaced later is used then.
     """
+    warnings: list[str] = []
+    now_s = time.time()
     node = () if config.node_listener is None else (config.node_listener,)
     for listener in (*config.listeners, *node):
         if listener.is_tls:
@@ -125,11 +131,37 @@ def check_tls(config: NodeConfig) -> None:
             try:
                 tls = tls_config(own.tls_properties())
                 server_context(tls, config.tls_client_auth(listener))
+                assert tls.keys is not None, "server_context refuses it"
+                leaf = tls.keys.leaf
+                if not leaf.not_before <= now_s < leaf.not_after:
+                    what = "has expired" if now_s >= leaf.not_after else "is not valid yet"
+                    warnings.append(
+                        f"listener {listener.name}: {tls.keys.place}: the certificate {what}: "
+                        "clients will not connect"
+                    )
                 if listener in node:
                     check_own_certificate(tls)
                 PrincipalMapper(own.ssl_principal_mapping_rules)
             except ConfigurationError as error:
                 raise ConfigurationError(f"listener {listener.name}: {error}") from None
+    return warnings
+
+
+def audit_warnings(config: NodeConfig) -> list[str]:
+    """Whether lines of the audit log would be lost, since its file cannot be made."""
+    path = config.audit_path
+    if path is None:
+        return []
+    place = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path):
+        why = "this is a directory"
+    elif not os.path.isdir(place):
+        why = f"{place} is no directory"
+    elif not os.access(path if os.path.exists(path) else place, os.W_OK):
+        why = "this user may not write there"
+    else:
+        return []
+    return [f"kept.audit.path={path}: {why}: lines of the audit log will be lost"]
 
 
 def check_tokens(config: NodeConfig) -> None:

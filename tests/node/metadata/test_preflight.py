@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+from pathlib import Path
 
 import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -11,6 +12,7 @@ from kept.node.config.local_cluster import NODE_PORT_OFFSET
 from kept.node.config.node_config import NodeConfig
 from kept.node.metadata import preflight
 from kept.node.metadata.preflight import (
+    audit_warnings,
     check,
     check_addresses,
     check_directories,
@@ -118,7 +120,7 @@ def test_tls_is_checked_for_each_listener_as_a_start_would(tmp_path):
         "ssl.keystore.location": keys,
         "ssl.truststore.location": authority.ca,
     }
-    check_tls(NodeConfig(given))
+    assert check_tls(NodeConfig(given)) == []
     wrongs = [
         ({"ssl.truststore.location": ""}, "listener NODE: ssl.client.auth=required needs"),
         ({"ssl.keystore.location": "/none"}, "listener SSL: ssl.keystore.location=/none: No such"),
@@ -138,6 +140,37 @@ def test_tls_is_checked_for_each_listener_as_a_start_would(tmp_path):
         never = {"ssl.client.auth": auth, "listener.name.node.ssl.client.auth": auth}
         asked = NodeConfig(given | never)
         assert asked.node_listener and asked.tls_client_auth(asked.node_listener) == "required"
+
+
+@pytest.mark.parametrize(
+    ("validity", "said"),
+    [
+        ({"not_before": -2 * DAY, "not_after": -DAY}, "the certificate has expired"),
+        ({"not_before": DAY}, "the certificate is not valid yet"),
+    ],
+)
+def test_a_certificate_that_no_client_believes_is_warned_of(tmp_path, validity, said):
+    """A start does not end with it: a new one is taken without another."""
+    keys = Authority(tmp_path).issue("node", "localhost", **validity)
+    given = {"listeners": "SSL://localhost:9092", "ssl.keystore.location": keys}
+    (warning,) = check_tls(NodeConfig(given))
+    assert warning.startswith(f"listener SSL: ssl.keystore.location={keys}: {said}")
+    tls = {"listeners": f"SSL://127.0.0.1:{free_port()}", "ssl.keystore.location": keys}
+    given = whole(tmp_path, 0).given | tls
+    assert check(NodeConfig.load(overrides=given, environ={})) == [warning]
+
+
+def test_an_audit_log_that_cannot_be_written_is_warned_of(tmp_path, monkeypatch):
+    def warned(path: Path) -> list[str]:
+        return check(whole(tmp_path, free_port(), kept_audit_path=str(path)))
+
+    assert warned(tmp_path / "audit.log") == []
+    assert audit_warnings(config()) == []
+    assert "this is a directory: lines of the audit log will be lost" in warned(tmp_path)[0]
+    assert f"{tmp_path}/none is no directory" in warned(tmp_path / "none" / "audit.log")[0]
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    unwritable = config(kept_audit_path=str(tmp_path / "audit.log"))
+    assert "this user may not write there" in audit_warnings(unwritable)[0]
 
 
 @pytest.mark.parametrize("newest", ["TLSv1.2", "TLSv1.3"])

@@ -31,6 +31,7 @@ from kept.storage.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     InvalidProducerEpoch,
+    InvalidRequest,
     KeptError,
     NetworkException,
     NotCoordinator,
@@ -216,6 +217,8 @@ class MarkerWriter:
                 write = request.add(tp)
                 if connection is not None and self.is_stale(tp, connection):
                     write.resolve(NotLeaderOrFollower(f"{tp.place}: its leader changed meanwhile"))
+                elif marker.producer_id < 0 or marker.epoch < 0:
+                    write.resolve(InvalidRequest(f"{tp.place}: a marker of no producer"))
                 elif tp.topic == CONSUMER_OFFSETS:
                     self._end_offsets(write, marker)
                 else:

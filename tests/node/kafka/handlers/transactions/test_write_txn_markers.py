@@ -85,6 +85,15 @@ def test_epochs(lone, version, fields, expected):
     assert ask(lone, marker(("t", (0,)), **fields), version=version) == [[expected]]
 
 
+@pytest.mark.parametrize("fields", [{"producer_id": -1}, {"producer_epoch": -1}])
+def test_a_marker_is_of_a_producer(lone, fields):
+    """Without one it ends nothing for who reads the log again."""
+    for topic in ("t", "__consumer_offsets"):
+        lone.create(topic)
+        assert ask(lone, marker((topic, (0,)), **fields)) == [["invalid_request"]]
+        assert lone.node.parts.table.partition(TopicPartition(topic, 0)).log_end_offset == 0
+
+
 def test_what_is_not_here(lone):
     lone.create("t")
     topics = (("missing", (0,)), ("t", (0, 9)))

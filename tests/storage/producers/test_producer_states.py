@@ -165,6 +165,14 @@ def test_expiry_spares_open_transactions() -> None:
     assert states.first_unstable_offset == 2
 
 
+def test_a_producer_whose_last_act_is_a_marker_expires_from_that_on() -> None:
+    states = ProducerStates(1000)
+    send(states, 0, 0, now=0, txn=True)
+    states.update_marker(1, 0, 1, 500, 0, aborted=False)
+    assert states.expire(1499) == 0
+    assert states.expire(1500) == 1
+
+
 def test_a_transaction_below_the_log_start_keeps_its_producer_no_longer() -> None:
     states = ProducerStates(1000)
     send(states, 0, 0, 5, txn=True)

@@ -37,7 +37,7 @@ class Mistake(Enum):
     CLEAN_FIRST = "a new leader cleans before it has published what it holds (C5)"
     CLEAN_TO_OF_HELD = "a pass begins where a manifest ends that is held, not applied (C5)"
     APPLY_BELOW_LEO = "a follower applies before its log reaches the manifest's end (C6)"
-    ADOPT_WITH_BATCHES = "an empty replica takes the generation of whom it fetches from (C7)"
+    GENERATION_WITH_BATCHES = "an empty replica takes the generation of whom it fetches from (C7)"
     DIRTY_RANGE = "a manifest lists survivors of the dirty range only (C8)"
     DIFFERENCE = "a manifest lists what goes, and a replica may skip one (C8)"
     NUMBER_ONLY = "generations are bare numbers (C9)"
@@ -976,7 +976,7 @@ class Model:
         leader = state.replicas[leader_id]
         record = next((r for r in leader.log if r.offset >= end), None)
         if record is not None:
-            if self.mistake is Mistake.ADOPT_WITH_BATCHES and end == 0:
+            if self.mistake is Mistake.GENERATION_WITH_BATCHES and end == 0:
                 replica = replica._replace(applied=leader.applied, held=leader.applied)
             replica = replica._replace(
                 log=(*replica.log, record), epochs=_with_epoch(replica.epochs, record)

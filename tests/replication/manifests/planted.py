@@ -358,7 +358,7 @@ PLANTED: dict[str, Planted] = {
     "complete below the end (C16)": manifests(CompleteBelowEnd),
     "complete without what was applied (C16)": manifests(CompleteWithoutApplied),
     "below LEO (C6)": manifests(BelowLogEnd, "below-leo", seed=957, breaks="S3"),
-    "adopt (C7)": shell("adopt"),
+    "generation with batches (C7)": shell("generation-with-batches"),
     "dirty range (C8)": shell("dirty", seed=0, breaks="S3"),
     "difference (C8)": shell("difference", seed=0, breaks="L1"),
     "number only (C9)": shell("number-only", seed=6, breaks="S3"),

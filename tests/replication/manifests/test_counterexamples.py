@@ -63,7 +63,7 @@ SCRIPTS = {
         fetch 2; pull 2; pull 2; swap 2; fetch 2 # one record of before
         swap 0; fetch 2 3; pull 2; pull 2; fetch 2 2; decide 0; learn
         """,
-    "adopt (C7)": """S
+    "generation with batches (C7)": """S
         learn; put 0 b; fetch 1 2; crash 2; fence 2; wipe 2; learn
         put 0 a; del 0 a; put 0 b; fetch 1 5
         pass 0 3; pull 1; ask 1; heard 1; swap 0

@@ -295,7 +295,7 @@ class World:
         rec = next((rec for rec in leader.disk.log if rec.offset >= end), None)
         if rec is not None and rec.offset > end:
             self.saw("fetched over a gap")
-        if self.bug("adopt") and end == 0 and rec is not None:
+        if self.bug("generation-with-batches") and end == 0 and rec is not None:
             machine.disk.held, machine.disk.applied = leader.disk.held, leader.disk.applied
             machine.manifests.held = leader.manifests.held
             machine.manifests.applied = leader.manifests.applied

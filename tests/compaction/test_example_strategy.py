@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "strategies"
+from kept.testing.ports import free_port
+from tests.docs.blocks import LOCAL_PORTS, ROOT, Command, given_to, run, typed
+
+HERE = "tests/compaction/test_example_strategy.py"
+EXAMPLE = ROOT / "examples" / "strategies"
 
 USE = """
 from kept.compaction.strategy import resolve
@@ -16,7 +20,10 @@ print(type(found).__name__)
 """
 
 
-def test_it_is_found_when_installed(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """A directory for sys.path in which it is installed."""
+    folder = tmp_path_factory.mktemp("strategy")
     subprocess.run(
         [
             sys.executable,
@@ -29,13 +36,17 @@ def test_it_is_found_when_installed(tmp_path):
             "--no-index",
             "--disable-pip-version-check",
             "--target",
-            str(tmp_path / "site"),
-            str(copy(tmp_path)),
+            str(folder / "site"),
+            str(copy(folder)),
         ],
         check=True,
         timeout=280,
     )
-    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n{USE}"
+    return folder / "site"
+
+
+def test_it_is_found_when_installed(site):
+    code = f"import sys; sys.path.insert(0, {str(site)!r})\n{USE}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "FirstAndLatest", done.stderr
 
@@ -47,6 +58,32 @@ def copy(tmp_path):
     for name in ("pyproject.toml", "first_and_latest.py", "README.md"):
         (target / name).write_bytes((EXAMPLE / name).read_bytes())
     return target
+
+
+@pytest.mark.slow
+def test_a_topic_of_the_readme_keeps_two_records_of_a_key(site, tmp_path):
+    page = "examples/strategies/README.md"
+    ((_, text, line),) = given_to(HERE, ROOT / page)
+    install, create = typed(text, page, line)
+    assert install.text == "pip install ./examples/strategies", "what the fixture does"
+    compact = typed(
+        "$ printf 'a:1\\na:2\\na:3\\n' | kept produce users --key-separator :\n"
+        "$ kept compact now users --wait\n"
+        "$ kept consume users --until-end --value-only\n1\n3",
+        page,
+        line,
+    )
+    try:
+        run(
+            [Command("kept local up", (), page, line), create, *compact],
+            tmp_path,
+            free_port(LOCAL_PORTS),
+            100,
+            environ={"PYTHONPATH": str(site)},
+        )
+    finally:
+        end = (sys.executable, "-m", "kept", "local", "down", "--purge")
+        subprocess.run(end, cwd=tmp_path, capture_output=True, check=False, timeout=120)
 
 
 @pytest.mark.slow

@@ -45,7 +45,12 @@ TYPED = re.compile(
 """How a line begins that is typed: with a program, with a path to one, with a variable for it."""
 PAGES = sorted(
     page.relative_to(ROOT).as_posix()
-    for page in (*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+    for page in (
+        *DOCS.rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+    )
 )
 
 

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-PLAYGROUND = Path(__file__).parents[2] / "examples" / "playground"
+from kept.testing.ports import free_port
+from tests.docs.blocks import ROOT, given_to, typed
+
+HERE = "tests/examples/test_playground.py"
+PLAYGROUND = ROOT / "examples" / "playground"
+
+
+def commands() -> list[list[str]]:
+    """The words of each command of the README: serve, create, produce, watch, log, view."""
+    return [
+        shlex.split(command.text)
+        for _, text, line in given_to(HERE, PLAYGROUND / "README.md")
+        for command in typed(text, "README.md", line)
+    ]
 
 
 @pytest.fixture
@@ -36,38 +49,35 @@ def play(kept_cluster):
 
 
 def test_the_playground(play):
-    said = play("create_topic.py", "-t", "my_topic", "-p", "1", "-c", "fast_compact.props")
-    assert "cleanup.policy=compact" in said
+    _, *programs = commands()
+    assert {python for python, *_ in programs} == {"python"}
+    create, produce, watch, log, view = (words for _, *words in programs)
+    assert "cleanup.policy=compact" in play(*create)
     assert "exists" in play("create_topic.py", "-t", "my_topic", status=1)
-    said = play(
-        "serial_tombstone_prod.py",
-        "--topic",
-        "my_topic",
-        "--keys",
-        "key1,key2,key3",
-        "--num_messages",
-        "500",
-        "--wait_time",
-        "0",
-        "--seed",
-        "1",
-    )
+    said = play(*produce, "--wait_time", "0", "--seed", "1")
     assert said == "produced 449 values and 51 tombstones\n"
 
-    segments = play("watch.py", "-t", "my_topic", "--once")
+    segments = play(*watch, "--once")
     assert re.search(r"00000000000000000000\.log .*(clean|dirty)", segments)
     assert "active" in segments
     assert "cleaner: " in segments
 
     def cleaned() -> bool:
-        return " clean " in play("watch.py", "-t", "my_topic", "--once")
+        return " clean " in play(*watch, "--once")
 
     play.cluster.wait_until(cleaned, "a segment is clean")
-    log = play("consume.py", "-t", "my_topic", "-m", "log", "--until-end").splitlines()
-    assert 3 <= len(log) < 500
-    view = play("consume.py", "-t", "my_topic", "-m", "view", "--until-end")
-    assert [line.split()[0] for line in view.splitlines()[1:-1]] == ["key1", "key2", "key3"]
-    assert re.search(r"^3 keys from \d+ records", view, re.MULTILINE)
+    lines = play(*log, "--until-end").splitlines()
+    assert 3 <= len(lines) < 500
+    table = play(*view, "--until-end")
+    assert [line.split()[0] for line in table.splitlines()[1:-1]] == ["key1", "key2", "key3"]
+    assert re.search(r"^3 keys from \d+ records", table, re.MULTILINE)
+
+
+def test_the_node_of_the_playground_would_start(tmp_path):
+    (kept, *words), *_ = commands()
+    assert kept == "kept"
+    check = ("--check", "--port", str(free_port()), "--data-dir", str(tmp_path / "data"))
+    subprocess.run([sys.executable, "-m", "kept", *words, *check], check=True, timeout=60)
 
 
 def test_partitions_that_other_nodes_lead_are_watched(kept_cluster):

@@ -37,6 +37,7 @@ from kept.node.kafka import api
 from kept.node.process import GC_THRESHOLDS
 from kept.storage.records import build_batch
 from tests.node.conftest import Lone
+from tests.support.made_requests import NUMBERS
 
 Path = tuple[str, ...]
 
@@ -48,46 +49,6 @@ LONGEST: Final = 32_700
 TOPIC_NAMES: Final = frozenset({"topic", "topic_name"})
 ALSO_TOPICS: Final = frozenset({1, 2, 3, 8, 9, 19, 20, 21, 37, 45, 46, 47, 75})
 """APIs whose ``name`` is a topic's, at the outer level."""
-NUMBERS: Final = {
-    "replica_id": -1,
-    "session_epoch": -1,
-    "max_bytes": 1 << 20,
-    "partition_max_bytes": 1,
-    "current_leader_epoch": -1,
-    "committed_leader_epoch": -1,
-    "acks": 1,
-    "timeout": 1000,
-    "max_wait": 0,
-    "session_timeout": 10_000,
-    "rebalance_timeout": 10_000,
-    "resource_type": 2,
-    "num_partitions": 1,
-    "replication_factor": 1,
-    "count": 1,
-    "response_partition_limit": 1 << 30,
-    "generation_id_or_member_epoch": -1,
-    "generation_id": -1,
-    "member_epoch": -1,
-    "timestamp": -1,
-    "last_fetched_epoch": -1,
-    "log_start_offset": -1,
-    "retention_time": -1,
-    "endpoint_type": 1,
-    "resource_type_filter": 1,
-    "pattern_type_filter": 1,
-    "operation": 1,
-    "permission_type": 1,
-    "producer_id": -1,
-    "producer_epoch": -1,
-    "transaction_timeout": 1000,
-    "broker_id": 77,
-    "voter_id": 77,
-    "leader_epoch": 0,
-    "broker_ids": 0,
-    "replicas": 0,
-    "port": 1,
-}
-"""Fields that mean something only with such a value; all others count up."""
 
 
 @dataclass(frozen=True)

@@ -303,12 +303,15 @@ def test_a_beginning_that_is_refused_behind_a_completion_counts_what_that_holds(
 
 
 def test_expired_ids_are_forgotten_some_at_a_time() -> None:
-    core = TransactionCore(history().core.settings, 0, 1)
+    order = ConnectionOrder()
+    core = TransactionCore(history().core.settings, 0, 1, order)
     for number in range(2 * IDS_PER_TICK + 1):
         empty = txn.prepare_first(number, 60_000, 0)
         core.replay(TransactionRecord(f"id{number}", empty, 1))
     core.wall_offset_ms = core.settings.transactional_id_expiration_ms + 1
     run_to_end(core.loaded(0))
+    older, newer = ev.ClientConnection(4, 26), ev.ClientConnection(5, 26)
+    assert not order.is_stale("id7", (7, 0), newer) and order.is_stale("id7", (7, 0), older)
     now, forgotten = core.settings.remove_expired_interval_ms, []
     for _ in range(3):
         appends = [e for e in core.tick(now) if isinstance(e, AppendRecords)]
@@ -318,6 +321,7 @@ def test_expired_ids_are_forgotten_some_at_a_time() -> None:
         now += NEXT_IDS_MS
     assert forgotten == [IDS_PER_TICK, IDS_PER_TICK, 1]
     assert core.ids == {}
+    assert not order.is_stale("id7", (7, 0), older), "its connections are forgotten, too"
 
 
 @pytest.mark.parametrize("refused", [False, True])

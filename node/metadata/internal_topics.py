@@ -24,6 +24,9 @@ COORDINATED: Final = frozenset((CONSUMER_OFFSETS, TRANSACTION_STATE))
 """The topics whose leaders coordinate: their names."""
 
 POLICY: Final = "cleanup.policy"
+_STRATEGY: Final = "kept.compaction.strategy"
+_LATEST: Final = "latest"
+"""Coordinators read the last record of a key."""
 _FIXED: Final[Mapping[str, Mapping[str, str]]] = {
     CONSUMER_OFFSETS: {POLICY: "compact"},
     # A lost record here is a transaction that half its partitions know as ended.
@@ -62,6 +65,7 @@ def settings(
     for setting, value in fixed.items():
         if given.get(setting, value) != value:
             raise _must_be(name, setting, value, given[setting])
+    _check_strategy(name, {}, given)
     if name == CONSUMER_OFFSETS:
         usual = {
             "compression.type": "producer",
@@ -84,6 +88,14 @@ def check_change(name: str, before: Mapping[str, str], after: Mapping[str, str])
         changed = after.get(setting)
         if changed not in {value, before.get(setting)}:
             raise _must_be(name, setting, value, "unset" if changed is None else changed)
+    if name in COORDINATED:
+        _check_strategy(name, before, after)
+
+
+def _check_strategy(name: str, before: Mapping[str, str], given: Mapping[str, str | None]) -> None:
+    strategy = given.get(_STRATEGY)
+    if strategy not in {None, _LATEST, before.get(_STRATEGY)}:
+        raise _must_be(name, _STRATEGY, _LATEST, strategy)
 
 
 def _must_be(name: str, setting: str, value: str, given: str | None) -> InvalidConfig:

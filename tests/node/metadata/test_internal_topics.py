@@ -105,3 +105,20 @@ def test_no_change_takes_away_that_it_is_compacted(name, before, after, refused)
     else:
         with pytest.raises(InvalidConfig, match=f"{name} .* cleanup.policy {refused}"):
             internal_topics.check_change(name, had, has)
+
+
+@pytest.mark.parametrize("name", sorted(internal_topics.COORDINATED))
+def test_the_latest_record_of_a_key_survives(name):
+    """By another strategy a clock that was set back lets an older one survive."""
+    strategy = "kept.compaction.strategy"
+    policy, other = {"cleanup.policy": "compact"}, {strategy: "highest-version"}
+    made = internal_topics.settings(name, config(1), {strategy: "latest"})
+    assert made[strategy] == "latest"
+    internal_topics.check_change(name, policy, policy | {strategy: "latest"})
+    internal_topics.check_change(name, policy | other, policy | other | {"segment.ms": "1"})
+    internal_topics.check_change("orders", policy, policy | other)
+    refused = f"{name} .* {strategy} must be latest, not highest-version"
+    with pytest.raises(InvalidConfig, match=refused):
+        internal_topics.settings(name, config(1), other)
+    with pytest.raises(InvalidConfig, match=refused):
+        internal_topics.check_change(name, policy, policy | other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,6 +40,19 @@ HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallback
 PYTHON = [Librdkafka, KafkaPython, Aiokafka]
 GO = ["franz", "sarama", "segmentio"]
 slow = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+# kafka-python leaves a TLS socket to the garbage collector where the broker has gone
+# before the handshake.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <ssl.SSLSocket:pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Sockets that a client leaves are collected in its own test, not in a later one."""
+    yield
+    gc.collect()
 
 
 class Clusters:

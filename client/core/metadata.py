@@ -137,7 +137,7 @@ def parse_bootstrap(text: str) -> tuple[Endpoint, ...]:
         if not colon or (":" in host and not host.startswith("[")):
             host, port = address, "9092"
         host, number = host.strip("[]"), decimal_number(port)
-        if not host or number is None or not 0 < number < 65536:
+        if not host or "/" in host or number is None or not 0 < number < 65536:
             raise ValueError(f"{address!r} is not host:port")
         endpoints.append(Endpoint(host, number))
     if not endpoints:

@@ -453,7 +453,10 @@ def test_bootstrap_addresses(text, endpoints):
     assert list(parse_bootstrap(text)) == endpoints
 
 
-@pytest.mark.parametrize("text", ["a:b", "a:0", "a:70000", "a:-1", ":9092", "[]:9092", "a:1,b:c"])
+@pytest.mark.parametrize(
+    "text",
+    ["a:b", "a:0", "a:70000", "a:-1", ":9092", "[]:9092", "a:1,b:c", "http://a:1", "a:1,http://b"],
+)
 def test_bootstrap_addresses_that_are_none(text):
     with pytest.raises(ValueError) as raised:
         parse_bootstrap(text)

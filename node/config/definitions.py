@@ -655,7 +655,9 @@ class NodeSettings:
         "what may be done is said by ACLs, as in Kafka."
     )
     sasl_server_max_receive_size = _integer("524288", low=1024).means(
-        "Largest request of a client that has not logged in yet."
+        "Largest request of a client that has not logged in yet. Beyond 16 KiB it draws on what "
+        "all such clients share: a sixteenth of kept.inflight.max.bytes, besides, and those of one "
+        "address a quarter of that. Who finds it used up is closed."
     )
     connections_max_reauth_ms = _long("0", low=0).means(
         "Longest time that a login counts: a client must log in again on the same connection "

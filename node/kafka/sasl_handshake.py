@@ -6,8 +6,9 @@ they mean is decided by :class:`~kept.node.security.sasl_authenticator.SaslAuthe
 client is known, the transport and the bytes behind the last token go to a connection with his
 session. Bounds: ``max.connections`` as for all, ``kept.silent.ms`` for the whole login and
 ``kept.silent.max.connections`` of them at a time, ``sasl.server.max.receive.size`` for a request, a
-buffer that grows as bytes come. Failures are answered late, later for each (``FailedLogins``), and
-nothing is read meanwhile.
+buffer that grows as bytes come, and that draws on :attr:`NodeMemory.logins` beyond what an idle
+connection has; who finds that used up is closed. Failures are answered late, later for each
+(``FailedLogins``), and nothing is read meanwhile.
 
 HTTP and gRPC have logins of their own with each request or call (``kept.node.http.server``,
 ``kept.node.grpc.call_authorizer``), and are given to their servers at once.
@@ -25,7 +26,9 @@ from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.wire import skip_tags
 from kept.client.security.scram import new_nonce
+from kept.cluster.security.addresses import network_of
 from kept.node.kafka import api
+from kept.node.kafka.connection import BASE_BUFFER_BYTES
 from kept.node.kafka.listener import HTTP2, HTTP_METHODS, Listener, Pending
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import bugs
@@ -80,6 +83,10 @@ class SaslHandshake(Pending):
         )
         self._buffer = bytearray(FIRST_BUFFER_BYTES)
         self._start = self._end = 0
+        self._account = self.context.memory.logins
+        """What this peer's network may hold of the budget of logins."""
+        self._reserved_bytes = 0
+        """What the buffer has drawn on it."""
         self._fresh = True
         self._waits = False
         """Nothing is read: what a client shows is checked, or the answer to a failure waits."""
@@ -99,6 +106,7 @@ class SaslHandshake(Pending):
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple) and len(peer) > 1:
             self.host, self.peer = peer[0], f"{peer[0]}:{peer[1]}"
+        self._account = self.context.memory.logins.account(network_of(self.host))
         sock = transport.get_extra_info("socket")
         if not self.listener.admit(self, -1 if sock is None else sock.fileno()):
             self.transport = None
@@ -112,6 +120,7 @@ class SaslHandshake(Pending):
         if self._timer is not None:
             self._timer.cancel()
         self.listener.leave(self)
+        self._drop_buffer()
 
     def eof_received(self) -> bool:
         """The peer sends no more: close."""
@@ -126,15 +135,40 @@ class SaslHandshake(Pending):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Where the next bytes go (asyncio.BufferedProtocol)."""
-        if self._end == len(self._buffer):
-            unread = self._buffer[self._start :]
-            self._start, self._end = 0, len(unread)
-            self._buffer = unread + bytes(max(len(unread), FIRST_BUFFER_BYTES))
         return memoryview(self._buffer)[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """``nbytes`` arrived: serve every whole request."""
+        """``nbytes`` arrived: serve every whole request, and make room for more."""
         self._end += nbytes
+        self._serve_whole()
+        if self._end == len(self._buffer) and self.transport is not None:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Twice what is not served yet; closes where there is no memory for that."""
+        unread = self._buffer[self._start : self._end]
+        size = len(unread) + max(len(unread), FIRST_BUFFER_BYTES)
+        more = size - BASE_BUFFER_BYTES - self._reserved_bytes
+        if more > 0:
+            if not self._account.acquire(more):
+                self._report("closed, since logins hold all the memory that they may have")
+                self.abort()
+                self._start = self._end = 0
+                return
+            self._reserved_bytes += more
+        self._start, self._end = 0, len(unread)
+        self._buffer = unread + bytes(size - len(unread))
+
+    def _drop_buffer(self) -> None:
+        """It is needed no more; this object may stay until garbage is collected."""
+        self._buffer = bytearray()
+        self._start = self._end = 0
+        reserved, self._reserved_bytes = self._reserved_bytes, 0
+        if reserved:
+            self._account.release(reserved)
+
+    def _serve_whole(self) -> None:
+        """Serve the requests that are there whole."""
         if self._fresh and not self._check_first_bytes():
             return
         if self._end - self._start > self._settings.max_receive_bytes + 4 and self._waits:
@@ -327,6 +361,7 @@ class SaslHandshake(Pending):
         self.listener.leave(self)
         transport.resume_reading()
         self.listener.open(transport, session, unread, logged_in=logged_in)
+        self._drop_buffer()
 
     def _fail(self, why: str | None, user: str, **response: Any) -> None:
         """Answer late, and close; at once where the failure was told already (no ``why``)."""

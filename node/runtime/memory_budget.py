@@ -19,7 +19,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 from weakref import WeakValueDictionary
+
+LOGINS_SHARE: Final = 16
+"""What clients that have not logged in may hold, as a part of what is in flight: a login fits into
+what each connection has besides, so that few draw on it at all."""
 
 
 class MemoryBudget:
@@ -179,6 +184,10 @@ class NodeMemory:
         """What requests hold that wait for others: replicas, disks, the controller, producers."""
         self.responses = MemoryBudget(responses_bytes)
         """What responses hold while they are made in slices."""
+        logins_bytes = in_flight_bytes // LOGINS_SHARE
+        self.logins = MemoryBudget(logins_bytes, logins_bytes // 4)
+        """What requests of clients hold that have not logged in: not on ``in_flight``, since
+        strangers would keep others' requests waiting."""
 
 
 class BudgetShare:

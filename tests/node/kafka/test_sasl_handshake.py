@@ -99,6 +99,50 @@ def test_who_logs_in_has_a_session(secure, mechanism, client, version) -> None:
     assert (lone.node.parts.counters.logins, lone.node.parts.counters.failed_logins) == (1, 0)
 
 
+def test_what_strangers_send_draws_on_a_budget_of_their_own(secure) -> None:
+    """It drew on none: a thousand of them held what a thousand of the largest requests do."""
+    lone = secure(
+        sasl_server_max_receive_size="524288",
+        kept_inflight_max_bytes=str(16 << 20),
+        kept_silent_ms="600000",
+    )
+    logins, listener = lone.node.parts.memory.logins, listener_of(lone)
+    assert logins.limit_bytes == 1 << 20
+    announced = struct.pack(">i", 524_288)
+
+    async def held(peer: RawClient, size: int) -> None:
+        """Send that much of a request, and wait until the node has it."""
+        before = sum(one._end for one in listener.logging_in)
+        peer.writer.write(announced + bytes(size - 4))
+        await until(lambda: sum(one._end for one in listener.logging_in) == before + size)
+
+    async def go() -> None:
+        async with AsyncExitStack() as opened:
+
+            async def stranger(host: str = "127.0.0.1") -> RawClient:
+                return await opened.enter_async_context(
+                    await RawClient.connect(lone.port, host=host)
+                )
+
+            small = await stranger()
+            await held(small, 10_000)
+            assert not logins.used_bytes, "what an idle connection has is nobody's"
+            large = await stranger()
+            await held(large, 200_000)
+            assert logins.used_bytes == 245_760
+            late = await stranger()
+            late.writer.write(announced + bytes(40_000))
+            assert await late.ends(), "its address has its quarter"
+            await held(await stranger("127.0.0.2"), 40_000)
+            async with await RawClient.connect(lone.port) as ada:
+                assert not await ada.log_in("ada", "pencil"), "a login needs nothing of it"
+                assert await ada.is_in()
+        await until(lambda: not listener.quota.count)
+        assert not logins.used_bytes
+
+    lone.run(go())
+
+
 def client_arguments(client: Any) -> tuple[str, ...]:
     if isinstance(client, PlainClient):
         _, user, password = client._message.decode().split("\0")

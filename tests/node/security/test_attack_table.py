@@ -51,6 +51,7 @@ ATTACKS = {
         "requests on a SASL listener before a login, by the ten thousand",
         (
             f"{SASL}test_whoever_does_not_log_in_is_closed_unparsed",
+            f"{SASL}test_what_strangers_send_draws_on_a_budget_of_their_own",
             f"{BEFORE}test_every_api_before_a_login_is_closed_unanswered",
             f"{BEFORE}test_every_route_wants_a_login_that_is_not_over",
             f"{FLOOD}test_ten_thousand_strangers_leave_nothing",

@@ -80,7 +80,7 @@ class Node:
                 await listener.start()
             parts.maintenance.start()
             parts.readiness.started = True
-            parts.readiness.moved()
+            parts.readiness.changed()
             self._warming = parts.runtime.loop.create_task(self._warm_up())
         except BaseException:
             parts.maintenance.stop()
@@ -175,7 +175,7 @@ class Node:
         parts.groups.metadata_changed(image, delta)
         parts.transactions.metadata_changed(image, delta)
         parts.cluster_link.acted_on(image)
-        parts.readiness.moved()
+        parts.readiness.changed()
 
     def _use_quotas(self, image: Image) -> None:
         self.parts.client_quotas.replace(image.quotas)
@@ -198,7 +198,7 @@ class Node:
         """Stop cleanly; what is acknowledged is durable when this returns."""
         parts = self.parts
         parts.readiness.started = False
-        parts.readiness.moved()
+        parts.readiness.changed()
         if not parts.shutdown.failure:
             await parts.cluster_link.leave()
         parts.maintenance.stop()

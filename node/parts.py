@@ -583,7 +583,7 @@ class NodeParts:
             listener.close_idle()
             yield
 
-    def _access_moved(self) -> None:
+    def _access_changed(self) -> None:
         """If rules of access changed, nobody is served by those of before."""
         acls = self.metadata.image.acls
         if acls is self._acls:
@@ -598,20 +598,20 @@ class NodeParts:
     def _subscribe(self) -> None:
         """Tell those above what happens below."""
         self.metadata.on_failure = self.shutdown.fatal
-        self.metadata.on_applied = self._access_moved  # of a lone node; else the link tells
+        self.metadata.on_applied = self._access_changed  # of a lone node; else the link tells
         self.detector.on_death += [self.metadata.peer_down, self.controller.peer_down]
-        self.cluster_link.on_moved += [
-            self._access_moved,
-            self.replicas.metadata_moved,
-            self.controller.metadata_moved,
-            self.readiness.moved,
+        self.cluster_link.on_metadata_changed += [
+            self._access_changed,
+            self.replicas.metadata_changed,
+            self.controller.metadata_changed,
+            self.readiness.changed,
         ]
         self.replicas.on_gone += [
             self.cleaner.forget,
             self.groups.shards.partition_gone,
             self.transactions.shards.partition_gone,
         ]
-        self.replicas.on_directory_failed = self.readiness.moved
+        self.replicas.on_directory_failed = self.readiness.changed
         self.roles.on_roles_taken += [
             self.groups.shards.roles_taken,
             self.transactions.shards.roles_taken,

@@ -51,13 +51,13 @@ class Readiness:
         self.node_id = node_id
         self.started = False
         """The node accepts clients; neither starting nor stopping."""
-        self.on_move: Callable[[], None] = _ignore
+        self.on_change: Callable[[], None] = _ignore
         """The node calls it whenever the answer may be another one now."""
         self._awaited: set[_Awaited] | None = None
 
-    def moved(self) -> None:
+    def changed(self) -> None:
         """The answer may be another one now."""
-        self.on_move()
+        self.on_change()
 
     @property
     def caught_up(self) -> bool:

@@ -120,7 +120,7 @@ class Controller:
             self._ticker.cancel()
         await self._tasks.close()
 
-    def metadata_moved(self) -> None:
+    def metadata_changed(self) -> None:
         """The image or the role of this node has changed."""
         metadata = self._metadata
         if metadata.leads and not self.sessions.active:

@@ -1,6 +1,6 @@
 """``grpc.health.v1.Health``: serving when ``/readyz`` says ready.
 
-Watchers get a message when that changes. The node calls ``Readiness.on_move`` when it may have
+Watchers get a message when that changes. The node calls ``Readiness.on_change`` when it may have
 changed; one check serves all watchers, and none is made while nothing happens.
 """
 
@@ -38,7 +38,7 @@ class Health:
         self._moved = asyncio.Event()
         self._pause: asyncio.TimerHandle | None = None
         self._recheck = False
-        readiness.on_move = self._may_have_moved
+        readiness.on_change = self._may_have_changed
 
     def handlers(self) -> Any:
         """For a gRPC server."""
@@ -82,7 +82,7 @@ class Health:
         finally:
             self._watching -= 1
 
-    def _may_have_moved(self) -> None:
+    def _may_have_changed(self) -> None:
         """Check now, or when the pause after the last check is over."""
         self._recheck = bool(self._watching)
         if self._recheck and self._pause is None:

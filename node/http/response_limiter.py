@@ -48,7 +48,7 @@ class ResponseLimiter:
         """A peer reads nothing from now on."""
         self._stalled[end] = asyncio.get_running_loop().time()
 
-    def moved(self, end: End) -> None:
+    def resumed(self, end: End) -> None:
         """The peer has read something, or is gone."""
         self._stalled.pop(end, None)
 
@@ -64,6 +64,6 @@ class ResponseLimiter:
         long_ago = asyncio.get_running_loop().time() - STALLED_S
         for end, since in list(self._stalled.items()):
             if since <= long_ago:
-                self.moved(end)
+                self.resumed(end)
                 end()
         self._schedule_check()

@@ -554,7 +554,7 @@ class HttpConnection(asyncio.Protocol):
             try:
                 await self._writable.wait()
             finally:
-                self._turns.moved(self._transport.abort)
+                self._turns.resumed(self._transport.abort)
             self._unwatch()
 
     def _refuse(self, status: int, message: str) -> None:

@@ -2,7 +2,8 @@
 
 A lone node has the same link without peers: it knows its cluster id, registers itself, and never
 has anybody to hand over to. What others say comes in through :class:`~.peers.Peers`; the metadata
-log's Raft messages go out and in here, and who depends on what the log says is told (``on_moved``).
+log's Raft messages go out and in here, and who depends on what the log says is told
+(``on_metadata_changed``).
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ NewLifecycle = Callable[["RegisterRequest"], BrokerLifecycleManager]
 
 
 class ClusterLink:
-    """Meets the other nodes, registers this one, and leaves the cluster in order. ``on_moved`` are
-    called when the metadata's image or this node's role in its quorum moved, before that is acted
-    on.
+    """Meets the other nodes, registers this one, and leaves the cluster in order.
+    ``on_metadata_changed`` are called when the metadata's image or this node's role in its quorum
+    moved, before that is acted on.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class ClusterLink:
         self._detector = detector
         self._counters = counters
         self._new_lifecycle = new_lifecycle
-        self.on_moved: list[Callable[[], None]] = []
+        self.on_metadata_changed: list[Callable[[], None]] = []
         self._lifecycle: BrokerLifecycleManager | None = None
         self._joining: Joining
         self._voters: tuple[Voter, ...] = ()
@@ -98,14 +99,14 @@ class ClusterLink:
         peers.start()
         metadata.send = peers.send
         metadata.probe = self._detector.probe
-        metadata.on_applied = self._metadata_moved
+        metadata.on_applied = self._metadata_changed
         peers.on_message = metadata.receive
         peers.may_lead = metadata.raft_node.trusts
         peers.on_peer_down = self._detector.peer_down
         metadata.start_ticking()
         metadata.pump()
         if metadata.leads:
-            self._metadata_moved()  # a sole voter has led since its log was opened
+            self._metadata_changed()  # a sole voter has led since its log was opened
         voters = self._config.current.controller_quorum_voters
         log.info("joining", voters=",".join(map(str, voters)))
 
@@ -200,11 +201,11 @@ class ClusterLink:
 
     def acted_on(self, image: Image) -> None:
         """The node is what ``image`` says."""
-        self._detector.image_moved(image)
+        self._detector.image_changed(image)
         if self._lifecycle is not None:
             self._lifecycle.image_acted_on(image)
 
-    def _metadata_moved(self) -> None:
+    def _metadata_changed(self) -> None:
         metadata, peers = self._metadata, self._peers
         self._moved.set()
         self._counters.cluster.controller_is(
@@ -216,7 +217,7 @@ class ClusterLink:
             self._voters = metadata.image.voters
             peers.voters = self._with_addresses(self._voters)
             self._warn_of_replaced_disk()
-        for notify in self.on_moved:
+        for notify in self.on_metadata_changed:
             notify()
         if self._lifecycle is not None:
             self._lifecycle.controller_is(metadata.leader_id)

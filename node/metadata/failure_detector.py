@@ -53,9 +53,9 @@ class FailureDetector:
             self._suspicions.suspect(node_id, self._metadata.image, now)
             self.probe(node_id)
 
-    def image_moved(self, image: Image) -> None:
+    def image_changed(self, image: Image) -> None:
         """The node is what ``image`` says: note who was fenced."""
-        self._suspicions.image_moved(image, self._runtime.loop.time())
+        self._suspicions.image_changed(image, self._runtime.loop.time())
 
     @property
     def suspects_any(self) -> bool:

@@ -66,7 +66,7 @@ class FailureSuspicions:
         del self._suspected[broker_id]
         return False
 
-    def image_moved(self, image: Image, now: float) -> None:
+    def image_changed(self, image: Image, now: float) -> None:
         """Note who was fenced."""
         if image.brokers is self._brokers:
             return  # nearly every entry: an image shares what did not change with the one before

@@ -472,7 +472,7 @@ class ReplicaManager:
         self.roles.leave(hosted)
         self.log_lifecycle.remove(tp, hosted, self.image.index)
 
-    def metadata_moved(self) -> None:
+    def metadata_changed(self) -> None:
         """The image moved: who leads here must know brokers that registered at once, not when that
         is acted on. A follower that restarted fetches with its new broker epoch, and is refused
         until its leader knows it.

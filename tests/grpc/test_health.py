@@ -30,7 +30,7 @@ class Node:
 
     def moves(self, stopping):
         self.stopping = stopping
-        self.readiness.on_move()
+        self.readiness.on_change()
 
 
 def test_a_ready_node_serves(rpc):
@@ -53,7 +53,7 @@ def test_watches_are_told_of_what_moves_and_share_one_look():
 
 async def watched(node):
     face = health.Health(node, node.readiness, ("broker.Broker",))
-    node.readiness.on_move()
+    node.readiness.on_change()
     assert node.looks == 0, "nobody watches"
 
     def watch(service):
@@ -79,6 +79,6 @@ async def watched(node):
     for one in (*watches, unknown):
         await one.aclose()
     node.looks = 0
-    node.readiness.on_move()
+    node.readiness.on_change()
     await asyncio.sleep(2 * health.PAUSE_S)
     assert node.looks == 0, "nobody watches any more"

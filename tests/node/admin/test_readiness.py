@@ -97,7 +97,7 @@ def test_the_node_says_when_its_readiness_may_have_moved(lone_node):
     lone = lone_node()
     node, calls = lone.node, []
     health = node.parts.admin.health
-    node.parts.readiness.on_move = lambda: calls.append(health.unready())
+    node.parts.readiness.on_change = lambda: calls.append(health.unready())
 
     def said():
         found, calls[:] = list(calls), []

@@ -474,7 +474,7 @@ def test_a_node_that_may_be_one_no_more_is_cut_off(
     def rules_are(index: AclIndex) -> None:
         monkeypatch.setattr(parts.authorizer, "_index", lambda: index)
         parts.metadata.raft_node = Given(image__acls=object())
-        parts._access_moved()
+        parts._access_changed()
 
     allowed = AclBinding(
         AclResourceType.CLUSTER,

@@ -53,24 +53,24 @@ def test_of_whom_the_image_says_it_there_is_no_doubt(known):
 
 def test_one_that_was_fenced_lingers_for_a_while():
     made = FailureSuspicions()
-    made.image_moved(image(), 100.0)
+    made.image_changed(image(), 100.0)
     assert not made.recently_fenced(1, 100.0)
-    made.image_moved(image(fenced=True), 101.0)
-    made.image_moved(image(fenced=True), 103.0)
+    made.image_changed(image(fenced=True), 101.0)
+    made.image_changed(image(fenced=True), 103.0)
     assert made.recently_fenced(1, 101.0 + LINGER_S - 0.01)
     assert not made.recently_fenced(1, 101.0 + LINGER_S)
 
 
 def test_one_that_was_fenced_before_this_node_looked_does_not():
     made = FailureSuspicions()
-    made.image_moved(image(fenced=True), 100.0)
+    made.image_changed(image(fenced=True), 100.0)
     assert not made.recently_fenced(1, 100.0)
 
 
 def test_one_that_came_back_and_went_again():
     made = FailureSuspicions()
     for at, fenced in ((100.0, False), (101.0, True), (102.0, False)):
-        made.image_moved(image(fenced=fenced), at)
+        made.image_changed(image(fenced=fenced), at)
     assert not made.recently_fenced(1, 102.0)
-    made.image_moved(image(fenced=True), 104.0)
+    made.image_changed(image(fenced=True), 104.0)
     assert made.recently_fenced(1, 104.0 + LINGER_S - 0.01)

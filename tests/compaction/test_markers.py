@@ -49,6 +49,11 @@ def test_a_marker_goes_when_its_data_is_gone_and_its_horizon_has_passed():
     assert (list(found.kept), list(found.removed)) == ([9], [])
 
 
+def test_data_of_one_transaction_holds_no_marker_of_the_next():
+    found = decided(DATA, marker(5), marker(9))
+    assert (list(found.kept), list(found.removed)) == ([5], [9])
+
+
 def test_the_first_pass_that_finds_the_data_gone_sets_the_horizon():
     assert decided(marker(9, -1)).horizons == [(9, NOW + 500)]
     assert decided(DATA, marker(9, -1)).horizons == []

@@ -214,6 +214,13 @@ def test_old_versions_hear_of_fencing_by_the_code_they_know(
         assert code is (FENCED if version >= knows_from else OLD_EPOCH)
 
 
+def test_an_old_instance_hears_of_fencing_by_the_code_that_its_version_knows(bank: Bank) -> None:
+    bank.begin_anew()
+    for version, code in ((3, OLD_EPOCH), (4, FENCED), (5, FENCED)):
+        found = bank.ask(INIT, version, **bank.producer(0), transaction_timeout=60_000)
+        assert found.error_code is code
+
+
 def test_a_partition_that_does_not_exist_keeps_out_the_others(bank: Bank) -> None:
     added = bank.ask(ADD, 3, **bank.adding(0, 9))
     assert errors(added) == [

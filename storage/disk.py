@@ -228,6 +228,7 @@ class Disk:
         """
         while (file := self._open(path, flags)).fd >= self.keep_below:
             if not self._close_oldest():
+                del file  # the error remembers this frame, and somebody may keep the error
                 error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
                 raise ResourceExhausted(path, "open", error)
         return file

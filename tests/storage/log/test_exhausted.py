@@ -161,6 +161,17 @@ def test_no_file_stays_open_on_the_last_descriptors(few, tmp_path):
     assert disk.listdir(str(tmp_path)) and moments
 
 
+def test_an_error_that_somebody_keeps_keeps_no_descriptor(few, tmp_path):
+    disk = Disk({})
+    disk.keep_below = 0
+    before, errors = len(os.listdir("/proc/self/fd")), []
+    for number in range(10):
+        with pytest.raises(ResourceExhausted) as refused:
+            disk.open_append(f"{tmp_path}/{number}")
+        errors.append(refused)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_files_that_can_be_opened_again_give_way(few, tmp_path):
     disk = Disk({})
     disk.keep_below = few - 16

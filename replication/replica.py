@@ -91,7 +91,9 @@ class EpochTicket:
         self.leader_epoch = leader_epoch
 
     def run(self) -> None:
-        """Write the epoch cache; blocks. Raises MachineError: the directory is to go offline."""
+        """Write the epoch cache; blocks. Raises MachineError: the directory is to go offline, but
+        for ResourceExhausted: it may run again.
+        """
         self._partition.log.leader_epochs.save()
 
     def done(self) -> None:

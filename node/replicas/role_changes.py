@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kept.cluster.metadata.records import NO_LEADER
 from kept.node.replicas import lost_records_report
@@ -43,8 +43,12 @@ if TYPE_CHECKING:
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.runtime import Runtime
     from kept.replication.partition_core import Effect
+    from kept.replication.replica import EpochTicket
     from kept.replication.replica_effects import Report
     from kept.steps import Steps
+
+EXHAUSTED_RETRY_S: Final = 1.0
+"""When a leader epoch that found no descriptor is saved again."""
 
 
 class RoleChanges:
@@ -161,24 +165,30 @@ class RoleChanges:
             counters.failed_over(noticed, loop.time())
             return
 
-        def save() -> None:
-            """Without it nothing is appended in this epoch: nobody would try it again."""
-            try:
-                ticket.run()
-            except ResourceExhausted as error:
-                raise error.as_failure() from error
+        self._save_epoch(hosted, ticket, noticed)
 
-        saving = hosted.directory.pool.run(save)
+    def _save_epoch(self, hosted: LocalReplica, ticket: EpochTicket, noticed: float | None) -> None:
+        """Nothing is appended in this epoch before it is saved. Where that finds no descriptor it
+        is tried again, as nobody else would: neither the disk nor the node has failed.
+        """
+        loop = self._runtime.loop
+        saving = hosted.directory.pool.run(ticket.run)
         self._electing.add(saving)
+
+        def again() -> None:
+            if self._table.replicas.get(hosted.partition.topic_partition) is hosted:
+                self._save_epoch(hosted, ticket, noticed)
 
         def saved(finished: asyncio.Future[Any]) -> None:
             self._electing.discard(saving)
             error = finished.exception()
             if error is None:
                 ticket.done()
-                counters.failed_over(noticed, loop.time())
+                self._counters.cluster.failed_over(noticed, loop.time())
             elif isinstance(error, MachineError):
                 self._failures.fail(hosted.directory, error)
+                if isinstance(error, ResourceExhausted):
+                    loop.call_later(EXHAUSTED_RETRY_S, again)
             else:
                 log.exception("leader epoch not saved", error)
 

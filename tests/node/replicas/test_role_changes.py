@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import uuid
 from typing import Any
 
@@ -10,15 +11,17 @@ import pytest
 from msgspec.structs import replace
 
 from kept.cluster.metadata.records import BrokerRecord, RemoveTopicRecord
+from kept.node.replicas import role_changes
 from kept.node.replicas.role_changes import RoleChanges
 from kept.node.runtime.time_slices import IN_PLACE_STEPS, TURN_S, TimeSlices
 from kept.replication.events import EligibleBrokersChanged
 from kept.replication.replica_effects import AcknowledgementsLeft
-from kept.storage.errors import InvariantViolation, KafkaStorageError
+from kept.storage.errors import InvariantViolation, KafkaStorageError, ResourceExhausted
+from kept.storage.log.leader_epoch_cache import LeaderEpochCache
 from kept.storage.types import TopicPartition
 from tests.support.decisions import propose
 from tests.support.given import Given
-from tests.support.loops import run
+from tests.support.loops import run, until
 
 BROKEN, WHOLE = TopicPartition("broken", 0), TopicPartition("whole", 0)
 
@@ -91,6 +94,27 @@ def test_what_a_bug_took_offline_leaves_the_isr_as_often_as_it_is_there(lone, mo
     assert resigned == [(0, 1), (1, 0)]
     assert parts.table.is_offline(BROKEN.topic, 0)
     assert not hosted.partition.maybe_roll(1 << 60), "and nobody is told every few seconds"
+
+
+def test_a_leader_epoch_that_finds_no_descriptor_is_saved_later(lone, monkeypatch) -> None:
+    """Until then nothing is appended in it; no disk has failed."""
+    lone.create(WHOLE.topic)
+    monkeypatch.setattr(role_changes, "EXHAUSTED_RETRY_S", 0.01)
+    save, found = LeaderEpochCache.save, []
+
+    def save_the_third_time(cache: LeaderEpochCache) -> None:
+        found.append(lone.node.parts.table.partition(WHOLE)._appendable)
+        if len(found) < 3:
+            raise ResourceExhausted("/d", "open", OSError(errno.EMFILE, "Too many open files"))
+        save(cache)
+
+    monkeypatch.setattr(LeaderEpochCache, "save", save_the_third_time)
+    record = lone.node.parts.metadata.image.partition(*WHOLE)
+    later = replace(record, leader_epoch=5, partition_epoch=record.partition_epoch + 1)
+    lone.run(propose(lone.node, [later]))
+    lone.run(until(lambda: found and lone.node.parts.table.partition(WHOLE)._appendable))
+    assert lone.node.parts.table.partition(WHOLE).leader_epoch == 5 and found == [False] * 3
+    assert [one.offline for one in lone.node.parts.table.directories] == [None]
 
 
 def test_the_node_serves_again_by_the_image_that_it_acts_on(lone, capsys) -> None:

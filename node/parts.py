@@ -53,7 +53,6 @@ from kept.node.kafka.listener import HTTP2, HTTP_METHODS, HandedOver, Listener
 from kept.node.kafka.metadata_changes import MetadataChanges
 from kept.node.kafka.node_requests import NodeRequests
 from kept.node.kafka.request_handlers import Collaborators, RequestHandlers
-from kept.node.kafka.sasl_handshake import SaslHandshake
 from kept.node.kafka.topic_creation import TopicCreation
 from kept.node.metadata.address_book import AddressBook
 from kept.node.metadata.broker_lifecycle import BrokerLifecycleManager
@@ -87,7 +86,6 @@ from kept.node.security.audit import AuditLog
 from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.client_quotas import ClientQuotas
 from kept.node.security.connection_rates import ConnectionRates
-from kept.node.security.listener_tls import ListenerTls
 from kept.node.security.logins import Logins
 from kept.node.security.oauth.token_checks import TokenChecks, token_settings
 from kept.node.security.session import ALLOW_ALL
@@ -99,8 +97,11 @@ from kept.storage.producers.producer_states import ProducerQuota
 if TYPE_CHECKING:
     from kept.cluster.controller.brokers import RegisterRequest
     from kept.node.admin.services import AdminServices
+    from kept.node.config.listeners import ListenerConfig
     from kept.node.config.node_config import NodeConfig
+    from kept.node.kafka.sasl_handshake import SaslHandshake
     from kept.node.metrics.exposition import NodeMetrics
+    from kept.node.security.listener_tls import ListenerTls
     from kept.node.security.session import Authorizer, Session
     from kept.storage.types import TopicPartition
 
@@ -110,6 +111,22 @@ IDLE_TICK_MS: Final = 10_000
 def idle_check_ms(config: NodeConfig) -> int:
     """How often connections are looked at that may be idle."""
     return min(max(config.connections_max_idle_ms // 4, 100), IDLE_TICK_MS)
+
+
+def _listener_tls(
+    config: NodeConfig, address: ListenerConfig, *, between_nodes: bool = False
+) -> ListenerTls:
+    """TLS of a listener; its modules are imported only where one speaks it."""
+    from kept.node.security.listener_tls import ListenerTls
+
+    return ListenerTls(config, address, between_nodes=between_nodes)
+
+
+def _sasl_handshake() -> type[SaslHandshake]:
+    """Imported only where clients of a listener log in."""
+    from kept.node.kafka.sasl_handshake import SaslHandshake
+
+    return SaslHandshake
 
 
 class NodeParts:
@@ -146,7 +163,7 @@ class NodeParts:
         )
         node = config.node_listener
         self.node_tls = (
-            ListenerTls(config, node, between_nodes=True) if node and node.is_tls else None
+            _listener_tls(config, node, between_nodes=True) if node and node.is_tls else None
         )
         """TLS of the listener between nodes, and of this node's connections to others'."""
         self._acls: object = None
@@ -539,7 +556,7 @@ class NodeParts:
             self.peers.accept(connection.transport, first_bytes, connection.closed)
 
         http = dict.fromkeys(HTTP_METHODS, self.http.receive_connection)
-        tls = {a: ListenerTls(config, a) for a in config.listeners if a.is_tls}
+        tls = {a: _listener_tls(config, a) for a in config.listeners if a.is_tls}
         every = [*tls.values(), *([] if self.node_tls is None else [self.node_tls])]
         self.tls_reload = TlsReload(self.runtime, self.live_config, every)
         self.listeners = [
@@ -548,7 +565,7 @@ class NodeParts:
                 address,
                 self.client_connections,
                 {**http, HTTP2: self.grpc.receive_connection},
-                new_protocol=SaslHandshake if address.protocol in SASL_PROTOCOLS else None,
+                new_protocol=_sasl_handshake() if address.protocol in SASL_PROTOCOLS else None,
                 tls=tls.get(address),
             )
             for address in config.listeners

@@ -13,7 +13,6 @@ unless the manifest has it.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -146,7 +145,6 @@ class _Run:
         self.done: list[OutputSegment] = []
         self.file: File | None = None
         self.written = self.synced = 0
-        self.hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
 
     def outputs(self) -> list[OutputSegment]:
         """Do it; returns the output segments."""
@@ -165,9 +163,11 @@ class _Run:
         return self.done
 
     def _open(self, base_offset: int) -> None:
+        from hashlib import blake2b  # only a worker needs it, but the node imports this, too
+
         self.filter.open_output(base_offset)
         self.base = base_offset
-        self.hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self.hash = blake2b(digest_size=DIGEST_BYTES)
         self.written = self.synced = 0
         if self.writing:
             path = self._path(layout.LOG)

@@ -25,7 +25,6 @@ pass: the node leaves the log as it is until somebody has looked.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -82,8 +81,10 @@ class _Dice:
 
     def below(self, end: int) -> int:
         """0 <= n < end."""
+        from hashlib import blake2b  # only a worker needs it, but the node imports this, too
+
         self._count += 1
-        digest = hashlib.blake2b(self._seed + self._count.to_bytes(8, "big"), digest_size=8)
+        digest = blake2b(self._seed + self._count.to_bytes(8, "big"), digest_size=8)
         return int.from_bytes(digest.digest(), "big") % end
 
 

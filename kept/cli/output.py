@@ -7,7 +7,6 @@ import contextlib
 import datetime
 import json
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -71,7 +70,9 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: 
     if not rows and empty and sys.stderr.isatty():
         echo(empty, err=True)
     if sys.stdout.isatty():
-        terminal = shutil.get_terminal_size().columns
+        from shutil import get_terminal_size  # with bz2 and lzma, which `kept serve` does not need
+
+        terminal = get_terminal_size().columns
         if sum(widths) + 2 * (len(widths) - 1) > terminal:
             write("".join(f"{line}\n" for line in fitted(lines, numeric, terminal)))
             return

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import binascii
 import re
-import secrets
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -145,7 +144,9 @@ def founding_records(text: str | None) -> Sequence[MetadataRecord]:
 
 
 def _record(user: NewUser) -> ScramCredentialRecord:
-    text, salt = user.mechanism.text, user.salt or secrets.token_bytes(SALT_BYTES)
+    from secrets import token_bytes
+
+    text, salt = user.mechanism.text, user.salt or token_bytes(SALT_BYTES)
     salted = user.salted_password
     if salted is None:
         password = user.password

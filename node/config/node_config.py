@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from kept.client.security.tls import DEFAULTS as TLS_SETTINGS
 from kept.node.config.config_def import Layers, Source
 from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTINGS, NodeSettings
 from kept.node.config.listener_settings import PREFIX, check_listeners, split
@@ -182,7 +181,9 @@ class NodeConfig(NodeSettings):
 
     def tls_properties(self) -> dict[str, str | None]:
         """The settings of TLS, as :func:`kept.client.security.tls.tls_config` wants them."""
-        return {name: self._tls_value(name) for name in TLS_SETTINGS}
+        from kept.client.security.tls import DEFAULTS
+
+        return {name: self._tls_value(name) for name in DEFAULTS}
 
     def _tls_value(self, name: str) -> str | None:
         value = getattr(self, attribute(name))

@@ -10,7 +10,7 @@ and decisions.
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -251,7 +251,7 @@ class Controller:
                 session_live=self.sessions.is_live(request.broker_id, elapsed_ms()),
                 unclean_allowed=unclean_allowed_by(image, default),
             )
-            return scram_changes.with_decoys(image, records, secrets.token_bytes)
+            return scram_changes.with_decoys(image, records, os.urandom)
 
         await self.decide(change)
         broker = self._metadata.image.brokers[request.broker_id]

@@ -13,10 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.grpc.callers import Caller, Callers
-from kept.node.grpc.splice import splice
 from kept.node.runtime.logging import log
 from kept.node.runtime.tasks import TaskOwner
 from kept.storage.errors import KeptError
@@ -24,6 +23,7 @@ from kept.storage.errors import KeptError
 if TYPE_CHECKING:
     from kept.node.admin.services import AdminServices
     from kept.node.config.live_config import LiveConfig
+    from kept.node.grpc.callers import Caller, Callers
     from kept.node.grpc.server import GrpcServer
     from kept.node.kafka.listener import HandedOver
     from kept.node.runtime.runtime import Runtime
@@ -45,9 +45,14 @@ class LazyServer:
         self._starting: asyncio.Task[GrpcServer] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._joining = TaskOwner(self.runtime.loop)
-        self._callers = Callers(self.config)
         self._quiet_until = 0.0
         self._stopped = False
+
+    @cached_property
+    def _callers(self) -> Callers:
+        from kept.node.grpc.callers import Callers
+
+        return Callers(self.config)
 
     def receive_connection(self, connection: HandedOver, first_bytes: bytes) -> None:
         """A connection that speaks HTTP/2."""
@@ -86,6 +91,8 @@ class LazyServer:
         if transport.is_closing():
             self._callers.leave(caller)
             return
+        from kept.node.grpc.splice import splice
+
         await splice(transport, first_bytes, server.path, closed, caller.name)
 
     async def _started(self) -> GrpcServer:

@@ -34,16 +34,15 @@ from kept.node.kafka.accept_throttle import AcceptThrottle
 from kept.node.kafka.connection import Connection, ServerContext
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.kafka.plain_socket import PlainSocket
-from kept.node.kafka.tls_handshake import TlsAcceptor
 from kept.node.runtime.logging import log
 from kept.node.security.logins import parse_basic
 from kept.node.security.password_checks import TooManyLogins
-from kept.node.security.sasl_authenticator import AccessTokenChecked
 from kept.node.security.session import ALLOW_ALL, Session, may_change_voters, node_session
 from kept.storage.errors import ConfigurationError, InvalidRequest, SaslAuthenticationFailed
 
 if TYPE_CHECKING:
     from kept.node.config.listeners import ListenerConfig as Address
+    from kept.node.kafka.tls_handshake import TlsAcceptor
     from kept.node.runtime.connection_quota import ConnectionQuota
     from kept.node.security.listener_tls import ListenerTls
 
@@ -194,10 +193,12 @@ class Listener:
         self.max_unsent_bytes = config.connection_inflight_max_bytes
         self.max_queued = PIECES_PER_REPLY * self.max_replies
         """Pieces of responses, bytes or slices: many small ones cost more than their bytes."""
-        self.acceptor = (
-            None if tls is None else TlsAcceptor(self, tls, authenticates=new_protocol is not None)
-        )
+        self.acceptor: TlsAcceptor | None = None
         """Accepts where TLS is spoken."""
+        if tls is not None:
+            from kept.node.kafka.tls_handshake import TlsAcceptor
+
+            self.acceptor = TlsAcceptor(self, tls, authenticates=new_protocol is not None)
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._quiet_until: dict[str, float] = {}
@@ -361,6 +362,8 @@ class Listener:
         if scheme == "Basic":
             user, password = parse_basic(authorization)
             return await self.authenticate_password(transport, user, password, on_refused)
+        from kept.node.security.sasl_authenticator import AccessTokenChecked
+
         host = self.session(transport).host  # which TLS does not tell of one who goes meanwhile
         try:
             checked = await logins.check_token(self.name, parse_bearer(authorization))

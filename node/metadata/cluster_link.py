@@ -9,7 +9,7 @@ log's Raft messages go out and in here, and who depends on what the log says is 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -141,7 +141,7 @@ class ClusterLink:
         records = brokers.register_broker(image, registration, fenced=False)
         if image.brokers.keys() <= {registration.broker_id}:
             records += features.raise_levels(image, features.common_levels([features.SUPPORTED]))
-        self._metadata.propose_now(scram_changes.with_decoys(image, records, secrets.token_bytes))
+        self._metadata.propose_now(scram_changes.with_decoys(image, records, os.urandom))
         broker = self._metadata.image.brokers[self._identity.node_id]
         self._identity.broker_epoch = broker.broker_epoch
 

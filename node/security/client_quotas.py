@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from hashlib import sha256
 from typing import Final, TypeVar
 
 from kept.cluster.security.client_quotas import (
@@ -171,6 +170,8 @@ def _short(client_id: str) -> str:
     """What stands for a client id in memory."""
     if len(client_id) <= MAX_ID_CHARACTERS:
         return client_id
+    from hashlib import sha256
+
     return sha256(client_id.encode()).hexdigest()
 
 
@@ -232,6 +233,8 @@ class ClientQuotas:
         """What counts for this client."""
         known_as = client_id
         if len(client_id) > MAX_ID_CHARACTERS:
+            from hashlib import sha256
+
             known_as = sha256(client_id).digest()
         key = (principal, known_as)
         view = self._views.get(key)

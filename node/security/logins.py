@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hmac
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from kept.node.config.sasl import SaslSettings, sasl_settings
 from kept.node.runtime.logging import log
 from kept.node.security.failed_logins import FailedLogins
 from kept.node.security.password_checks import PasswordChecks, TooManyLogins
-from kept.node.security.sasl_authenticator import AccessTokenChecked
 from kept.node.security.stored_credentials import StoredCredentials
 from kept.storage.errors import SaslAuthenticationFailed
 
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from kept.node.config.node_config import NodeConfig
     from kept.node.runtime.counters import Counters
     from kept.node.security.oauth.token_checks import TokenChecks
+    from kept.node.security.sasl_authenticator import AccessTokenChecked
     from kept.node.security.session import Session
 
 NOISE_INTERVAL_S: Final = 10.0
@@ -100,6 +99,8 @@ class Logins:
 
     async def check_token(self, listener: str, token: str) -> AccessTokenChecked:
         """Whom an access token names, by the keys of ``listener``; or why it is not believed."""
+        from kept.node.security.sasl_authenticator import AccessTokenChecked
+
         try:
             accepted = await self.tokens.verify(listener, token)
         except SaslAuthenticationFailed as error:
@@ -154,9 +155,11 @@ class Logins:
         """Whether ``user`` may log in by ``password`` from ``host``: by PLAIN, or (not ``plain``)
         by HTTP Basic, which the users of any enabled mechanism may. Raises TooManyLogins.
         """
+        from hmac import compare_digest
+
         settings = self.settings(listener)
         expected = settings.plain_users.get(user)
-        right = expected is not None and hmac.compare_digest(expected.encode(), password.encode())
+        right = expected is not None and compare_digest(expected.encode(), password.encode())
         stored = settings.stored_over_http
         if right or not stored or (plain and not settings.stored_passwords):
             return right

@@ -12,14 +12,13 @@ the same.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
-import secrets
 import threading
 from collections import deque
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property
 from typing import Final
 
 from kept.client.security.scram import HASHES, password_matches
@@ -46,7 +45,6 @@ class PasswordChecks:
     def __init__(self, loop: asyncio.AbstractEventLoop, credentials: StoredCredentials) -> None:
         self._loop = loop
         self._credentials = credentials
-        self._secret = secrets.token_bytes(32)
         self._threads: ThreadPoolExecutor | None = None
         self._running = 0
         self._waiting: dict[str, dict[str, deque[asyncio.Future[bool]]]] = {}
@@ -54,6 +52,13 @@ class PasswordChecks:
         self._count = 0
         self._right: dict[bytes, tuple[float, object]] = {}
         """Until when a pair counts as right, and for which credential."""
+
+    @cached_property
+    def _secret(self) -> bytes:
+        """What remembered pairs are hashed with."""
+        from secrets import token_bytes
+
+        return token_bytes(32)
 
     @property
     def waiting(self) -> int:
@@ -66,8 +71,10 @@ class PasswordChecks:
         """Whether ``password`` is the one that a credential of ``user``, of one of ``mechanisms``,
         was made from. Raises TooManyLogins.
         """
+        from hmac import digest
+
         stored = self._credentials.for_password(user, mechanisms)
-        pair = hmac.digest(self._secret, f"{user}\0{password}".encode(), "sha256")
+        pair = digest(self._secret, f"{user}\0{password}".encode(), "sha256")
         until, credential = self._right.get(pair, (0.0, None))
         if credential is stored.credential and self._loop.time() < until:
             return True

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
-import secrets
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -107,7 +105,12 @@ class StoredCredentials:
     def __init__(self, current: Callable[[], Image]) -> None:
         self._current = current
         self._populations: dict[tuple[ScramMechanism, ...], _Population] = {}
-        self._own_secret = secrets.token_bytes(32)
+
+    @cached_property
+    def _own_secret(self) -> bytes:
+        from secrets import token_bytes
+
+        return token_bytes(32)
 
     def find(self, mechanism: str, user: str) -> ScramCredential | None:
         """What is stored about a user, None if nothing."""
@@ -135,6 +138,9 @@ class StoredCredentials:
     def _decoy(
         self, user: str, strongest_first: tuple[ScramMechanism, ...]
     ) -> tuple[ScramMechanism, ScramCredential]:
+        import hashlib
+        import hmac
+
         image = self._current()
         population = self._populations.get(strongest_first)
         if population is None:

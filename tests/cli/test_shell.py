@@ -103,7 +103,7 @@ def test_little_is_imported_for_little(arguments):
 
 def test_checking_settings_loads_no_client_and_no_output():
     loaded = imported_by("serve", "--check")
-    unwanted = ("rich", "kio", "prometheus_client", "kept.client.core")
+    unwanted = ("rich", "kio", "prometheus_client", "kept.client.core", "kept.cli.completion")
     assert [name for name in unwanted if name in loaded] == []
 
 

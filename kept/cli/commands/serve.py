@@ -5,12 +5,24 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from typing import TYPE_CHECKING
 
 import click
 
-from kept.cli.completion import BROKER_SETTING
 from kept.cli.output import echo
 from kept.cli.shell import RenamedOption, WholeNumber, examples, pairs
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+def _settings(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Completes a setting; a node that serves has no use for what does."""
+    from kept.cli.completion import BROKER_SETTING
+
+    return BROKER_SETTING.shell_complete(ctx, param, incomplete)
 
 
 @click.command(
@@ -49,7 +61,7 @@ from kept.cli.shell import RenamedOption, WholeNumber, examples, pairs
     "settings",
     metavar="K=V",
     multiple=True,
-    type=BROKER_SETTING,
+    shell_complete=_settings,
     help="A setting; may be repeated.",
 )
 @click.option(

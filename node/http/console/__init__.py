@@ -33,7 +33,6 @@ it is. It changes something only where ``kept.console.actions`` allows it.
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import Final
 
 POLICY: Final = (
@@ -75,4 +74,6 @@ TYPES: Final = {
 
 def text(name: str) -> str:
     """One of the page's files."""
+    from importlib.resources import files
+
     return (files("kept.node.http.console") / name).read_text(encoding="utf-8")

@@ -340,6 +340,7 @@ def test_committed_offsets_are_deleted(either: Kept, group: str) -> None:
 def test_wrong_usage_of_reset_offsets(offline: Kept) -> None:
     for arguments, said in {
         ("g", "--to", "5"): "which topics? Give --topic or --all-topics",
+        ("g", "--to", "5", "--topic", "t", "--all-topics"): "--topic and --all-topics contradict",
         ("g", "--topic", "t"): "give one of --to, --shift-by and --from-file",
         ("g", "--topic", "t", "--to", "5", "--shift-by", "1"): "give one of",
         ("g", "--topic", "t", "--to", "soon"): "'soon' is neither an offset",

@@ -64,6 +64,14 @@ def test_one_partition_by_its_name(kept, hourly):
     assert "partitions 0 to 1" in kept("consume", f"{hourly}:7", "--until-end", status=1).err
 
 
+def test_some_partitions_of_a_topic(kept, kept_broker):
+    topic = kept_broker.create_topic(partitions=3)
+    with kept_broker.client() as client:
+        client.produce(topic, [OutRecord(None, b"%d" % p, (), 0, p) for p in range(3)])
+    ran = kept("consume", f"{topic}:0", f"{topic}:2", "--until-end")
+    assert sorted(line.split()[0] for line in ran.lines) == ["0:0", "2:0"], "it is one topic"
+
+
 def test_several_topics_and_patterns(kept, kept_broker):
     prefix = f"multi{time.time_ns()}"
     topics = [kept_broker.create_topic(f"{prefix}.{name}") for name in ("a", "b")]

@@ -171,7 +171,8 @@ def consume(
     of_one = len(targets) == 1 and not regex and (partition, targets[0][1]) != (None, None)
     if start is not None and start.kind is PositionKind.OFFSET and not of_one:
         raise click.UsageError("--offset N needs one TOPIC:PARTITION: offsets count per partition")
-    render = _renderer(table, several=regex or len(targets) > 1, **shown)
+    several = regex or len({topic for topic, _ in targets}) > 1
+    render = _renderer(table, several=several, **shown)
     to_end = table or until_end
     begin = EARLIEST if from_beginning or to_end or until_ms is not None else LATEST
     level = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel[isolation.upper()]
@@ -182,7 +183,7 @@ def consume(
             targets = [(topic, None) for topic in _matching(client, targets, internal)]
         if partition is not None:
             targets = [(topic, partition) for topic, _ in targets]
-        topics = tuple(topic for topic, _ in targets)
+        topics = tuple(dict.fromkeys(topic for topic, _ in targets))
         for topic in topics:
             stack.enter_context(explained(bootstrap, topic))
         reading = _Reading(
@@ -227,10 +228,11 @@ def _check_targets(
     _refuse(of_partitions and partition is not None, "TOPIC:PARTITION and --partition")
     _refuse(of_partitions and group is not None, "TOPIC:PARTITION and --group")
     _refuse(of_partitions and regex, "TOPIC:PARTITION and --regex")
-    names = [topic for topic, _ in targets]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise click.UsageError(f"topic {twice[0]} is given twice")
-    for name in names if regex else ():
+    for topic, number in targets:
+        if targets.count((topic, number)) > 1 or (number is not None and (topic, None) in targets):
+            what = f"topic {topic}" if number is None else f"{topic}:{number}"
+            raise click.UsageError(f"{what} is given twice")
+    for name in [topic for topic, _ in targets] if regex else ():
         try:
             re.compile(name)
         except re.error as error:

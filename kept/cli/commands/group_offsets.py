@@ -137,7 +137,9 @@ def reset_offsets(
         raise click.UsageError("give one of --to, --shift-by and --from-file")
     if from_file is not None and (topics or all_topics):
         raise click.UsageError("--from-file names the partitions: no --topic, no --all-topics")
-    if from_file is None and bool(topics) == all_topics:
+    if topics and all_topics:
+        raise click.UsageError("--topic and --all-topics contradict each other")
+    if from_file is None and not (topics or all_topics):
         raise click.UsageError("which topics? Give --topic or --all-topics")
     if partition is not None:
         if len(topics) != 1 or topics[0][1] is not None:

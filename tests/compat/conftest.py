@@ -96,6 +96,15 @@ def three_nodes(brokers: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield nodes
 
 
+@pytest.fixture(scope="module", params=[1, 3])
+def nodes(
+    brokers: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Nodes]:
+    """One node, and three, for tests of which each runs on both."""
+    with _started(brokers, request.param, tmp_path_factory.mktemp("nodes")) as nodes:
+        yield nodes
+
+
 @pytest.fixture(autouse=True)
 def _clients_may_leak_sockets() -> Iterator[None]:
     """kafka-python leaves sockets to the garbage collector; our own code may not."""

@@ -1,5 +1,5 @@
-"""Kafka Connect with an exactly-once source on three nodes: each line of a file is in the topic
-once, in order, while the worker and a node are killed.
+"""Kafka Connect with an exactly-once source on one node and on three: each line of a file is in the
+topic once, in order, while the worker and a node are killed.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ def wait(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.2)
 
 
-def test_every_line_is_written_once(three_nodes: Nodes, tmp_path: Path) -> None:
+def test_every_line_is_written_once(nodes: Nodes, tmp_path: Path) -> None:
     topic = "file-lines"
-    create(three_nodes, [topic], partitions=1)
-    worker = Worker(three_nodes, tmp_path, topic)
+    create(nodes, [topic], partitions=1)
+    worker = Worker(nodes, tmp_path, topic)
     lines: list[bytes] = []
 
     def feed() -> None:
@@ -126,11 +126,11 @@ def test_every_line_is_written_once(three_nodes: Nodes, tmp_path: Path) -> None:
             file.write(b"".join(line + b"\n" for line in more))
 
     def whole() -> bool:
-        found = [value for _, value in read(three_nodes.bootstrap, topic, 1, "read_committed")]
+        found = [value for _, value in read(nodes.bootstrap, topic, 1, "read_committed")]
         assert found == lines[: len(found)], "a line is missing, or there twice"
         return len(found) == len(lines)
 
-    killer = Killer(three_nodes)
+    killer = Killer(nodes)
     feed()
     with worker.running():
         worker.connect()
@@ -139,7 +139,7 @@ def test_every_line_is_written_once(three_nodes: Nodes, tmp_path: Path) -> None:
     with worker.running():
         wait(whole, "the next worker goes on")
         feed()
-        killer.kill(leader(three_nodes.bootstrap, topic))
+        killer.kill(leader(nodes.bootstrap, topic))
         wait(whole, "all is there while a node dies")
         killer.wait()
         feed()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -46,13 +45,6 @@ slow = [pytest.mark.slow, pytest.mark.timeout(600)]
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <ssl.SSLSocket:pytest.PytestUnraisableExceptionWarning"
 )
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """Sockets that a client leaves are collected in its own test, not in a later one."""
-    yield
-    gc.collect()
 
 
 class Clusters:

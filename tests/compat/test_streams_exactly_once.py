@@ -1,5 +1,5 @@
-"""Kafka Streams with exactly_once_v2 on three nodes: each result of a word count and of a join is
-written once, while the application and a node are killed.
+"""Kafka Streams with exactly_once_v2 on one node and on three: each result of a word count and of a
+join is written once, while the application and a node are killed.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ def over_kills(
         wait(whole, "the fourth part is done")
 
 
-def test_every_count_of_a_word_count_is_written_once(three_nodes: Nodes, tmp_path: Path) -> None:
+def test_every_count_of_a_word_count_is_written_once(nodes: Nodes, tmp_path: Path) -> None:
     source, target = "lines", "words"
-    create(three_nodes, [source, target], partitions=2)
+    create(nodes, [source, target], partitions=2)
     words: Counter[str] = Counter()
 
     def feed() -> None:
         lines = [f"word-{number % 7} word-{number % 11} all" for number in range(150)]
         words.update(word for line in lines for word in line.split())
-        send(three_nodes.bootstrap, source, [(None, line) for line in lines])
+        send(nodes.bootstrap, source, [(None, line) for line in lines])
 
     def counts() -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
-        for key, value in read(three_nodes.bootstrap, target, 2, "read_committed"):
+        for key, value in read(nodes.bootstrap, target, 2, "read_committed"):
             found.setdefault(key.decode(), []).append(int(value))
         return found
 
@@ -84,27 +84,27 @@ def test_every_count_of_a_word_count_is_written_once(three_nodes: Nodes, tmp_pat
         assert all(n == list(range(1, len(n) + 1)) for n in found.values()), "counted twice"
         return {word: len(numbers) for word, numbers in found.items()} == words
 
-    application = Application("WordCount", three_nodes.bootstrap, source, target, GUARANTEE)
-    over_kills(three_nodes, application, tmp_path, feed, whole)
+    application = Application("WordCount", nodes.bootstrap, source, target, GUARANTEE)
+    over_kills(nodes, application, tmp_path, feed, whole)
 
 
-def test_every_order_is_joined_once(three_nodes: Nodes, tmp_path: Path) -> None:
+def test_every_order_is_joined_once(nodes: Nodes, tmp_path: Path) -> None:
     source, target = "orders", "named"
-    create(three_nodes, [source, f"{source}-users", target], partitions=2)
+    create(nodes, [source, f"{source}-users", target], partitions=2)
     users = [(f"user-{number}", f"name-{number}") for number in range(USERS)]
-    send(three_nodes.bootstrap, f"{source}-users", users)
+    send(nodes.bootstrap, f"{source}-users", users)
     orders: Counter[bytes] = Counter()
 
     def feed() -> None:
         first = sum(orders.values())
         sent = [(f"user-{n % USERS}", f"order-{n}") for n in range(first, first + 300)]
         orders.update(b"%s name-%d" % (o.encode(), int(u[5:])) for u, o in sent)
-        send(three_nodes.bootstrap, source, sent)
+        send(nodes.bootstrap, source, sent)
 
     def whole() -> bool:
-        found = Counter(v for _, v in read(three_nodes.bootstrap, target, 2, "read_committed"))
+        found = Counter(v for _, v in read(nodes.bootstrap, target, 2, "read_committed"))
         assert max(found.values(), default=1) == 1, "joined twice"
         return found == orders
 
-    application = Application("Join", three_nodes.bootstrap, source, target, GUARANTEE)
-    over_kills(three_nodes, application, tmp_path, feed, whole)
+    application = Application("Join", nodes.bootstrap, source, target, GUARANTEE)
+    over_kills(nodes, application, tmp_path, feed, whole)

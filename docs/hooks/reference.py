@@ -40,7 +40,7 @@ def _commands() -> Iterator[str]:
     yield "# Commands"
     yield ""
     yield "Every command with its options, as `--help` shows them."
-    yield "Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."
+    yield "Exit status: 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C, 143 TERM."
     yield ""
     context = click.Context(kept, info_name="kept")
     for name in kept.list_commands(context):

@@ -231,4 +231,4 @@ def test_a_collection_of_new_objects_is_short():
         gc.callbacks.remove(collecting)
         gc.set_threshold(*thresholds)
     assert len(kept) == 120_000 and counts
-    assert max(counts) < 40_000
+    assert max(counts) < 8_000

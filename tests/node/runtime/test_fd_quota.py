@@ -108,6 +108,9 @@ def test_connections_have_what_replicas_and_the_work_leave(lone, limit):
     lone.create("t", partitions=24)
     assert files.connection_limit(most) == 1024 - 128 - 24
     assert files.connection_limit(77) == 77
+    lone.node.parts.node_connections.count += 5
+    assert files.connection_limit(most) == 1024 - 128 - 24 - 5, "nodes keep theirs"
+    lone.node.parts.node_connections.count -= 5
     assert not files.nearly_out(1024 - 129) and files.nearly_out(1024 - 128)
 
 

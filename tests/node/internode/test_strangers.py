@@ -12,6 +12,7 @@ from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
 from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.messages import AppendEntries, InstallSnapshot, Vote
 from kept.node.config.listeners import ConfiguredVoter
+from kept.node.internode import connection as internode_connection
 from kept.node.internode import hello as greeting
 from kept.node.internode import protobuf_conversion, server
 from kept.node.internode.controller_rpc import AllocateProducerIdsReply, AllocateProducerIdsRequest
@@ -136,6 +137,7 @@ async def test_a_snapshot_of_who_is_no_voter_is_refused_before_it_is_taken(net):
 async def test_a_connection_that_is_never_opened_is_closed(net, monkeypatch, greets):
     """Whatever else it does: it counts among those of nodes."""
     monkeypatch.setattr(server, "OPEN_S" if greets else "HELLO_S", 0.2)
+    monkeypatch.setattr(internode_connection, "KEEPALIVE_S", 3600)  # nothing else closes it
     one = await net.node(1)
     async with await RawConnection.to(one.port) as connection:
         if greets:

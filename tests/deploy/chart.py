@@ -64,7 +64,10 @@ VALUES: Final[dict[str, dict[str, Any]]] = {
         },
         "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "logs"}}}]},
     },
-    "certificates": {"tls": {"enabled": True, "issuerRef": {"name": "ca"}}},
+    "certificates": {
+        "tls": {"enabled": True, "issuerRef": {"name": "ca"}},
+        "config": {"ssl.client.auth": "requested"},
+    },
     "logins": {
         "tls": {
             "enabled": True,
@@ -80,7 +83,6 @@ VALUES: Final[dict[str, dict[str, Any]]] = {
         "external": {"enabled": True, "domain": "logs.example"},
         "monitoring": {"serviceMonitor": True, "basicAuthSecret": "prometheus"},
         "networkPolicy": {"metricsNamespace": "monitoring", "egress": True},
-        "config": {"ssl.client.auth": "requested"},
     },
     "tokens": {
         "tls": {"enabled": True, "issuerRef": {"name": "ca"}},

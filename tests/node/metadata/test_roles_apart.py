@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kept.client.client import Client, OutRecord
 from kept.client.core.metadata import Endpoint
@@ -200,7 +200,7 @@ def test_offsets_are_told_without_any_controller(tmp_path):
         with site.client() as client:
             client.create_topic("t", partitions=1)
         consumer = Consumer({"bootstrap.servers": site.bootstrap, "group.id": "g"})
-        consumer.commit(offsets=[TopicPartition("t", 0, 7)], asynchronous=False)
+        commit(consumer, TopicPartition("t", 0, 7))
         site.end(*CONTROLLERS, by=signal.SIGKILL)
         end = time.monotonic() + 6
         while time.monotonic() < end:
@@ -210,6 +210,20 @@ def test_offsets_are_told_without_any_controller(tmp_path):
         with pytest.raises(KafkaException):  # nobody is left who could say that it still leads
             consumer.committed([place], timeout=5)
         consumer.close()
+
+
+def commit(consumer: Consumer, place: TopicPartition) -> None:
+    """Commit an offset; a coordinator whose topic was made a moment ago may still load it."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            consumer.commit(offsets=[place], asynchronous=False)
+        except KafkaException as error:
+            loads = error.args[0].code() == KafkaError.COORDINATOR_LOAD_IN_PROGRESS
+            assert loads and time.monotonic() < deadline, error
+            time.sleep(0.1)
+        else:
+            return
 
 
 def coordinator(site: Site) -> int:

@@ -90,6 +90,12 @@ class EpochTicket:
         self._partition = partition
         self.leader_epoch = leader_epoch
 
+    @property
+    def is_due(self) -> bool:
+        """The partition is still led in this epoch."""
+        core = self._partition.core
+        return core.leading and core.leader_epoch == self.leader_epoch
+
     def run(self) -> None:
         """Write the epoch cache; blocks. Raises MachineError: the directory is to go offline, but
         for ResourceExhausted: it may run again.

@@ -176,7 +176,10 @@ class RoleChanges:
         self._electing.add(saving)
 
         def again() -> None:
-            if self._table.replicas.get(hosted.partition.topic_partition) is hosted:
+            if (
+                self._table.replicas.get(hosted.partition.topic_partition) is hosted
+                and ticket.is_due
+            ):
                 self._save_epoch(hosted, ticket, noticed)
 
         def saved(finished: asyncio.Future[Any]) -> None:

@@ -117,6 +117,28 @@ def test_a_leader_epoch_that_finds_no_descriptor_is_saved_later(lone, monkeypatc
     assert [one.offline for one in lone.node.parts.table.directories] == [None]
 
 
+def test_a_leader_epoch_is_not_saved_again_once_another_one_began(lone, monkeypatch) -> None:
+    lone.create(WHOLE.topic)
+    monkeypatch.setattr(role_changes, "EXHAUSTED_RETRY_S", 0.01)
+    parts, save, epochs = lone.node.parts, LeaderEpochCache.save, []
+
+    def save_the_last(cache: LeaderEpochCache) -> None:
+        epochs.append(parts.table.partition(WHOLE).leader_epoch)
+        if epochs[-1] < 6:
+            raise ResourceExhausted("/d", "open", OSError(errno.EMFILE, "Too many open files"))
+        save(cache)
+
+    monkeypatch.setattr(LeaderEpochCache, "save", save_the_last)
+    for epoch in (5, 6):
+        record = parts.metadata.image.partition(*WHOLE)
+        later = replace(record, leader_epoch=epoch, partition_epoch=record.partition_epoch + 1)
+        lone.run(propose(lone.node, [later]))
+        lone.run(until(lambda epoch=epoch: epoch in epochs))
+    lone.run(until(lambda: parts.table.partition(WHOLE)._appendable))
+    lone.run(asyncio.sleep(0.05))  # the try of epoch 5 would be due
+    assert epochs.count(6) == 1
+
+
 def test_the_node_serves_again_by_the_image_that_it_acts_on(lone, capsys) -> None:
     """It may resume while the roles of a newer image than it has acted on are being taken."""
     lone.create("whole")

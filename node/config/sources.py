@@ -38,9 +38,8 @@ _KUBERNETES: Final = re.compile(
 )
 _KUBERNETES_URL: Final = re.compile(r"(?:tcp|udp|sctp)://\S+")
 
-_QUOTED: Final = re.compile(r"""(['"])[^<].+\1""")
-"""What a complaint of yaml quotes of the file, more than a character: not names of its own
-(``'<scalar>'``)."""
+_QUOTED: Final = re.compile(r"""(?<=alias |nchor |andle |e tag )(['"]).+\1""")
+"""What a complaint of yaml quotes of a value: the name of an alias, an anchor or a tag."""
 
 MAX_FILE_BYTES: Final = 1 << 20
 """A configuration file is a few lines; more is somebody else's file."""

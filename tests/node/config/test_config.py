@@ -243,6 +243,8 @@ def test_what_kubernetes_injects_is_ignored():
         ("node.id=3\n", "this looks like a .properties file"),
         ("- a\n", "not a mapping"),
         ("a: [\n", "not YAML: line 2, column 1: "),
+        ("a: [b, c\n", "not YAML: line 2, column 1: expected ',' or ']', but got '<stream end>'"),
+        ("a:\tb\n\tc: d\n", r"found character '\t' that cannot start any token"),
         ("num.partitions: 1\nnum.partitions: 2\n", "num.partitions is given twice"),
         ("num.partitions: 1\nnum: {partitions: 2}\n", "num.partitions is given twice"),
         ("num.partition: 1\n", "Unknown broker config name: num.partition; did you mean num.part"),
@@ -267,7 +269,9 @@ def test_what_is_not_yaml_is_not_shown(tmp_path):
     assert "line 2, column 26" in said and "hunter2" not in said
 
 
-@pytest.mark.parametrize("value", ["*hunter2", "!hunter2 x", "!hunt'er2 x", "!!hunter2 x"])
+@pytest.mark.parametrize(
+    "value", ["*hunter2", "!hunter2 x", "!hunt'er2 x", "!!hunter2 x", "!hunter2!er2 x"]
+)
 def test_nor_is_a_value_that_yaml_takes_for_something_else(tmp_path, value):
     """An alias or a tag: a password may begin so."""
     file = tmp_path / "kept.yaml"

@@ -80,6 +80,8 @@ class LazyServer:
             caller.connection.closed()
 
         try:
+            from kept.node.grpc.splice import splice
+
             server = await self._started()
         except BaseException as error:
             self._callers.leave(caller)
@@ -91,8 +93,6 @@ class LazyServer:
         if transport.is_closing():
             self._callers.leave(caller)
             return
-        from kept.node.grpc.splice import splice
-
         await splice(transport, first_bytes, server.path, closed, caller.name)
 
     async def _started(self) -> GrpcServer:

@@ -17,6 +17,10 @@ HTTP and gRPC have logins of their own with each request or call (``kept.node.ht
 from __future__ import annotations
 
 import asyncio
+
+# SCRAM needs it at the first login. Where that found no descriptor for its compiled part, it would
+# be without pbkdf2_hmac until the node ends.
+import hashlib  # noqa: F401
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -141,7 +145,8 @@ class SaslHandshake(Pending):
         """``nbytes`` arrived: serve every whole request, and make room for more."""
         self._end += nbytes
         self._serve_whole()
-        if self._end == len(self._buffer) and self.transport is not None:
+        transport = self.transport
+        if self._end == len(self._buffer) and transport and not transport.is_closing():
             self._make_room()
 
     def _make_room(self) -> None:
@@ -358,10 +363,10 @@ class SaslHandshake(Pending):
             transport.abort()
             return
         unread = bytes(memoryview(self._buffer)[self._start : self._end])
+        self._drop_buffer()
         self.listener.leave(self)
         transport.resume_reading()
         self.listener.open(transport, session, unread, logged_in=logged_in)
-        self._drop_buffer()
 
     def _fail(self, why: str | None, user: str, **response: Any) -> None:
         """Answer late, and close; at once where the failure was told already (no ``why``)."""

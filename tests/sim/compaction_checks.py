@@ -282,7 +282,11 @@ class CompactionChecks(ReplicaChecks):
         assert state is not None
         member = node in state.isr and node in register.certain
         deposed = leads_in is not None and leads_in < state.leader_epoch
-        if register.rebase or (deposed and register.give_ups) or not (member or leads_in):
+        if (
+            register.rebase
+            or (deposed and register.give_ups)
+            or not (member or leads_in is not None)
+        ):
             return
         up_to = register.end if member and not deposed else min(hw, register.end)
         low = max(register.start, view.start)

@@ -23,6 +23,7 @@ from kept.cluster.metadata.replica_history import FILE, ReplicaHistory
 from kept.cluster.metadata.wal import WAL_NAME, WriteAheadLog
 from kept.node.replicas import log_opener
 from kept.node.replicas.stray_logs import StrayLogs
+from kept.node.runtime import time_slices
 from kept.storage import layout
 from kept.storage.checkpoints import write_partition_metadata
 from kept.storage.directory import FoundLog
@@ -63,6 +64,12 @@ def two_directories(lone_node, tmp_path):
     delete_without_the_disk(lone, "gone")
     lone.stop()
     return lambda: lone_node(**settings), first, second
+
+
+@pytest.fixture
+def created_at_once(monkeypatch) -> None:
+    """All logs of a topic are created in one turn, however slow the machine is."""
+    monkeypatch.setattr(time_slices, "SLICE_S", 60.0)
 
 
 def test_a_log_of_a_deleted_topic_is_deleted(two_directories):
@@ -216,7 +223,7 @@ def test_a_disk_error_on_a_stray_takes_its_directory_offline_and_no_more(
 
 
 def test_a_directory_that_fails_in_a_creation_serves_none_of_its_new_logs(
-    two_directories, monkeypatch
+    two_directories, created_at_once, monkeypatch
 ):
     start, first, second = two_directories
     lone = start()
@@ -241,7 +248,7 @@ def test_a_directory_that_fails_in_a_creation_serves_none_of_its_new_logs(
 
 @pytest.mark.parametrize("logs_a_job", [1, 64])
 def test_a_log_whose_files_go_while_it_is_made_keeps_no_other_from_being_made(
-    two_directories, monkeypatch, logs_a_job
+    two_directories, created_at_once, monkeypatch, logs_a_job
 ):
     """Somebody removes its directory: an error that nobody raises on purpose."""
     start, first, _ = two_directories

@@ -10,7 +10,7 @@ Long because a kernel is one unit of compilation; its Python twin is in several 
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AsString, PyByteArray_FromStringAndSize
-from cpython.memoryview cimport PyMemoryView_FromObject
+from cpython.memoryview cimport PyMemoryView_Check, PyMemoryView_FromObject
 from libc.stdint cimport INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
@@ -60,7 +60,6 @@ if _MAX_RECORD_ERRORS != MAX_FAULTS:
     raise InvariantViolation("MAX_FAULTS differs from MAX_RECORD_ERRORS")
 
 cdef tuple _CODECS = tuple(Codec)
-cdef object _PRODUCER = "producer"
 
 
 cdef struct FaultAt:
@@ -119,6 +118,37 @@ cdef class CheckedBatch:
         self.is_transactional = is_transactional
         self.codec = codec
         self.rewritten = rewritten
+
+
+cdef class _Rules:
+    """The rules of :class:`kept.storage.records.columns.CheckRules` as numbers: to look these up
+    and convert them would cost a small batch as much as its records.
+    """
+
+    cdef bint appended
+    cdef bint compacted
+    cdef object codec           # None for the producer's
+    cdef int64_t before_max_ms
+    cdef int64_t after_max_ms
+    cdef Py_ssize_t max_batch_bytes
+    cdef int64_t max_inflated_bytes
+
+    def __init__(self, rules):
+        self.appended = rules.timestamp_type == 1
+        self.compacted = rules.compacted
+        self.codec = rules.codec
+        self.before_max_ms = rules.timestamp_before_max_ms
+        self.after_max_ms = rules.timestamp_after_max_ms
+        self.max_batch_bytes = rules.max_batch_bytes
+        self.max_inflated_bytes = rules.max_inflated_bytes
+
+
+cdef _Rules _compiled(object rules):
+    compiled = rules.compiled
+    if compiled is None:
+        compiled = _Rules(rules)
+        object.__setattr__(rules, "compiled", compiled)
+    return compiled
 
 
 def crc32c(data, uint32_t crc=0):
@@ -295,15 +325,17 @@ def check(batch, rules, int64_t now_ms):
     cdef Py_buffer view
     PyObject_GetBuffer(batch, &view, PyBUF_SIMPLE)
     try:
-        return _check(batch, <const unsigned char *>view.buf, view.len, rules, now_ms)
+        return _check(
+            batch, <const unsigned char *>view.buf, view.len, _compiled(rules), now_ms
+        )
     finally:
         PyBuffer_Release(&view)
 
 
 cdef CheckedBatch _check(
-    object batch, const unsigned char *p, Py_ssize_t size, object rules, int64_t now_ms
+    object batch, const unsigned char *p, Py_ssize_t size, _Rules rules, int64_t now_ms
 ):
-    cdef bint right, appended = rules.timestamp_type == 1
+    cdef bint right, appended = rules.appended
     cdef int codec, found
     cdef int64_t earliest = INT64_MIN, latest = INT64_MAX, max_timestamp = -1
     cdef Py_ssize_t max_batch_bytes = rules.max_batch_bytes
@@ -320,9 +352,7 @@ cdef CheckedBatch _check(
         raise InvariantViolation("the kernels disagree about a batch header")
     codec = p[22] & CODEC_MASK
     if not appended:
-        earliest, latest = _window(
-            now_ms, rules.timestamp_before_max_ms, rules.timestamp_after_max_ms
-        )
+        earliest, latest = _window(now_ms, rules.before_max_ms, rules.after_max_ms)
     area = _check_area(batch, p, size, codec, rules, earliest, latest, &max_timestamp)
     if appended:
         max_timestamp = now_ms
@@ -335,8 +365,7 @@ cdef CheckedBatch _check(
     checked.base_sequence = <int32_t>be32(p + 53)
     checked.is_transactional = (p[22] & TRANSACTIONAL_BIT) != 0
     checked.codec = _CODECS[codec]
-    wanted = rules.compression_type
-    if wanted is not _PRODUCER and wanted != _PRODUCER:
+    if rules.codec is not None:
         checked.codec = rules.codec
     if checked.codec is not _CODECS[codec]:
         checked.data = _recompress(batch, area, p, checked.codec, appended, max_timestamp)
@@ -345,7 +374,7 @@ cdef CheckedBatch _check(
         checked.data = _restamp(p, size, appended, max_timestamp)
         checked.rewritten = True
     else:
-        checked.data = PyMemoryView_FromObject(batch)
+        checked.data = batch if PyMemoryView_Check(batch) else PyMemoryView_FromObject(batch)
         checked.size_bytes = size
         return checked
     checked.size_bytes = len(checked.data)
@@ -368,7 +397,7 @@ cdef object _check_area(
     const unsigned char *p,
     Py_ssize_t size,
     int codec,
-    object rules,
+    _Rules rules,
     int64_t earliest,
     int64_t latest,
     int64_t *max_timestamp,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, Protocol
 
 from kept.storage.records.header import BatchHeader
 from kept.storage.types import MAX_INT64, Codec, TimestampType
@@ -33,6 +33,8 @@ class CheckRules:
     timestamp_before_max_ms: int = MAX_INT64
     timestamp_after_max_ms: int = 3_600_000
     compression_type: str = PRODUCER_CODEC
+    compiled: Any = field(default=None, init=False, repr=False, compare=False)
+    """What a kernel made of them, for the next batch."""
 
     @property
     def codec(self) -> Codec | None:

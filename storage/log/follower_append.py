@@ -74,12 +74,12 @@ def stage(log: Log, view: memoryview, batches: list[ReplicaBatch], now_ms: int) 
             epoch = leader_epoch
             log.leader_epochs.enter(leader_epoch, base)
         ahead = tail.staged_bytes + end - start
-        if not tail.has_room(ahead, size, last, timestamp, now_ms):
+        if not tail.index_batch(ahead, size, base, last, timestamp, now_ms):
             tail.stage(view[start:end], end - start)
             far = last - log.log_end_offset > MAX_INT32
             log.roll(now_ms, base if far else log.log_end_offset)
-            start, ahead = at, 0
-        tail.index_batch(ahead, size, base, last, timestamp, now_ms)
+            start = at
+            tail.index_batch(0, size, base, last, timestamp, now_ms)
         end = at + size
         if producer_id >= 0:
             aborted = note_producer(log.producers, read_header(view, at), view, at)

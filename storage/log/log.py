@@ -327,15 +327,15 @@ class Log:
         last = base + count - 1
         if leader_epoch != self._epoch:
             self._enter_epoch(leader_epoch)
-        if not tail.has_room(tail.staged_bytes, size, last, timestamp, now_ms):
-            self.roll(now_ms)
         data: Bytes = checked.data
         try:
             _PREFIX.pack_into(data, 0, base, size - _LENGTH_END, leader_epoch)
         except TypeError:
             data = bytearray(data)
             _PREFIX.pack_into(data, 0, base, size - _LENGTH_END, leader_epoch)
-        tail.index_batch(tail.staged_bytes, size, base, last, timestamp, now_ms)
+        if not tail.index_batch(tail.staged_bytes, size, base, last, timestamp, now_ms):
+            self.roll(now_ms)
+            tail.index_batch(0, size, base, last, timestamp, now_ms)
         tail.stage(data, size)
         if producer_id >= 0:
             self.producers.update(

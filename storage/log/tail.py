@@ -1,12 +1,12 @@
 """The end of a log that is being written: its active segment, and the batches staged after it.
 
-A batch is noted (offsets, index entries, positions) when it is staged, and is in the file once
+A batch is indexed (offsets, index entries, positions) when it is staged, and is in the file once
 :meth:`Tail.write` has written all that is staged with one ``writev``. Always
 ``written_end_offset <= end_offset``; they are equal when nothing is staged.
 
-The tail knows no producers and no leader epochs, and never begins a segment by itself:
-:class:`~kept.storage.log.log.Log` asks :meth:`Tail.has_room` first. Index entries go to arrays in
-memory that are written when a segment is rolled or the log is closed.
+The tail knows no producers and no leader epochs, and never begins a segment by itself: where
+:meth:`Tail.index_batch` refuses a batch, :class:`~kept.storage.log.log.Log` rolls. Index entries go
+to arrays in memory that are written when a segment is rolled or the log is closed.
 """
 
 from __future__ import annotations
@@ -67,51 +67,49 @@ class Tail:
 
     # Staging.
 
-    def has_room(self, ahead: int, size: int, last: int, timestamp: int, now_ms: int) -> bool:
-        """Whether the active segment takes a batch of ``size`` bytes that ends at offset ``last``,
-        ``ahead`` bytes after what is written; an empty segment takes any whose offset fits.
-        """
-        active = self.active
-        position = active.size_bytes + ahead
-        if last - active.base_offset > MAX_INT32:
-            return False
-        if not position:
-            return True
-        if (
-            position + size > self.segment_bytes
-            or len(active.index.offsets) >= self._max_index_entries
-        ):
-            return False
-        first = active.first_timestamp
-        waited = timestamp - first if first >= 0 else now_ms - active.created_ms
-        return waited <= self.roll_age_ms
-
     def index_batch(  # noqa: PLR0917
         self, ahead: int, size: int, base: int, last: int, timestamp: int, now_ms: int
-    ) -> None:
-        """A batch is staged, or about to be, ``ahead`` bytes after what is written.
+    ) -> bool:
+        """A batch of ``size`` bytes is staged next, ``ahead`` bytes after what is written. False:
+        the active segment does not take it, and nothing changed. An empty segment takes any whose
+        offset fits.
 
         ``Segment.index_batch``, inlined: this runs for every batch.
         """
         active = self.active
+        index = active.index
+        relative = last - active.base_offset
+        if relative > MAX_INT32:
+            return False
         position = active.size_bytes + ahead
+        if position:
+            if (
+                position + size > self.segment_bytes
+                or len(index.offsets) >= self._max_index_entries
+            ):
+                return False
+            first = active.first_timestamp
+            waited = timestamp - first if first >= 0 else now_ms - active.created_ms
+            if waited > self.roll_age_ms:
+                return False
+        else:
+            active.first_timestamp = timestamp
+            active.first_append_ms = now_ms
         if timestamp > active.max_timestamp:
             active.max_timestamp, active.max_timestamp_offset = timestamp, last
         if active.bytes_since_index > self._interval:
-            active.index.offsets.append(last - active.base_offset)
-            active.index.positions.append(position)
+            index.offsets.append(relative)
+            index.positions.append(position)
             active.time_index.append(active.max_timestamp, active.max_timestamp_offset)
             active.bytes_since_index = size
         else:
             active.bytes_since_index += size
-        if not position:
-            active.first_timestamp = timestamp
-            active.first_append_ms = now_ms
         positions = self._positions
         if len(positions) >= POSITIONS:
             positions.clear()
         positions[base] = position
         self.end_offset = last + 1
+        return True
 
     def stage(self, data: Bytes, size: int) -> None:
         """Have indexed batches of ``size`` bytes written by :meth:`write`."""

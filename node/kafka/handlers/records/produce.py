@@ -349,10 +349,13 @@ class ProduceHandler:
         table, writable = self._table, connection.session.writable
         dirty, run = connection.dirty, connection.run
         served = appended = records = size = walked = 0
+        allowed = None
         for request in requests:
             version, _, acks, timeout_ms, name, index, start, end = request
-            if name not in writable:
-                break  # the long way asks
+            if name != allowed:
+                if name not in writable:
+                    break  # the long way asks
+                allowed = name
             try:
                 topic = table.by_id[name] if version >= codec.TOPIC_IDS else table.by_name[name]
                 hosted = topic.partitions[index]

@@ -24,7 +24,7 @@ from kept.node.config.listeners import (
 )
 from kept.node.config.sasl import check_logins
 from kept.node.config.security_checks import check_authorizer
-from kept.node.config.sources import ShorthandFlags, gather, located
+from kept.node.config.sources import ShorthandFlags, gather, is_sensitive, located
 from kept.node.config.topic_config import default_from_broker, validate_topic
 from kept.node.config.unsupported_settings import REFUSED_PREFIXES
 from kept.storage.errors import ConfigurationError, InvalidConfig
@@ -358,14 +358,9 @@ class NodeConfig(NodeSettings):
 
     def __repr__(self) -> str:
         shown = {
-            name: "[hidden]" if _is_sensitive(name) else text for name, text in self.given.items()
+            name: "[hidden]" if is_sensitive(name) else text for name, text in self.given.items()
         }
         return f"NodeConfig({shown})"
-
-
-def _is_sensitive(name: str) -> bool:
-    setting = name.split(".", 3)[-1] if name.startswith(PREFIX) else name
-    return BROKER_SETTINGS[setting].sensitive
 
 
 _RESOLVED: Final = frozenset(

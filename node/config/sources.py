@@ -8,10 +8,11 @@ named kept… (``KEPT_PORT_9092_TCP=tcp://…``, ``KEPT_SERVICE_HOST``) is not o
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from kept.node.config.config_def import nearest, unknown_name
+from kept.node.config.definitions import BROKER_SETTINGS
 from kept.node.config.listener_settings import PREFIX, from_variable
 from kept.storage.errors import ConfigurationError
 
@@ -43,6 +44,12 @@ _QUOTED: Final = re.compile(r"""(?<=alias |nchor |andle |e tag )(['"]).+\1""")
 
 MAX_FILE_BYTES: Final = 1 << 20
 """A configuration file is a few lines; more is somebody else's file."""
+
+
+def is_sensitive(name: str) -> bool:
+    """Whether a setting of the node, or of one listener, is a secret."""
+    setting = BROKER_SETTINGS.get(name.split(".", 3)[-1] if name.startswith(PREFIX) else name)
+    return setting is not None and setting.sensitive
 
 
 def variable(name: str) -> str:
@@ -89,6 +96,7 @@ def from_file(path: str) -> dict[str, str]:
     if len(data) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{path}: larger than {MAX_FILE_BYTES} bytes; not a configuration")
     try:
+        _refuse_mappings(path, yaml.compose(data, Loader=yaml.SafeLoader))
         tree = yaml.load(data, Loader=_loader())
     except yaml.MarkedYAMLError as error:  # whose text shows the line, and the secret in it
         mark = error.problem_mark or error.context_mark
@@ -99,6 +107,11 @@ def from_file(path: str) -> dict[str, str]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         shown = " ".join(str(error).split())
         raise ConfigurationError(f"{path}: not YAML: {shown}") from None
+    except (ValueError, KeyError, AttributeError):  # of a scalar, which their text may show
+        raise ConfigurationError(
+            f"{path}: not YAML: a value is not of the type that its form or its tag says; text "
+            "stands in quotes"
+        ) from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -113,6 +126,28 @@ def from_file(path: str) -> dict[str, str]:
     settings: dict[str, str] = {}
     _flatten(path, "", tree, settings)
     return settings
+
+
+def _refuse_mappings(path: str, root: Any) -> None:
+    """Refuse a mapping where a secret is expected, before any complaint names a key of it."""
+    from yaml import MappingNode
+
+    for name, key, value in _entries(root):
+        if isinstance(value, MappingNode) and is_sensitive(name):
+            line = key.start_mark.line + 1
+            raise ConfigurationError(
+                f"{path} line {line}: {name} is a mapping; give text, in quotes"
+            )
+
+
+def _entries(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(name, node of the key, node of the value) of what a YAML tree gives, outer names first."""
+    from yaml import MappingNode
+
+    for key, value in node.value if isinstance(node, MappingNode) else ():
+        name = f"{prefix}{key.value}"
+        yield name, key, value
+        yield from _entries(value, f"{name}.")
 
 
 def _loader() -> Any:
@@ -265,15 +300,5 @@ def _line(path: str, name: str) -> int | None:
             root = yaml.compose(source, Loader=yaml.SafeLoader)
     except (OSError, yaml.YAMLError):
         return None
-    pending = [("", root)]
-    while pending:
-        prefix, node = pending.pop()
-        if not isinstance(node, yaml.MappingNode):
-            continue
-        for key, value in node.value:
-            whole = f"{prefix}{key.value}"
-            if whole == name:
-                line: int = key.start_mark.line + 1
-                return line
-            pending.append((f"{whole}.", value))
-    return None
+    lines = (key.start_mark.line + 1 for found, key, _ in _entries(root) if found == name)
+    return next(lines, None)

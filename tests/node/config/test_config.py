@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from kept.client.security.tls import DEFAULTS as TLS_SETTINGS
-from kept.node.config import node_config as config
 from kept.node.config.config_def import ConfigType, Source
 from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTINGS
 from kept.node.config.node_config import NodeConfig, attribute
@@ -279,6 +277,39 @@ def test_nor_is_a_value_that_yaml_takes_for_something_else(tmp_path, value):
     said = refusal(file=str(file))
     assert "line 2, column 19" in said and "stands in quotes" in said
     assert "er2" not in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ssl.key.password: {hunter2: 1}",
+        "ssl.key.password: {hunter2}",
+        "ssl.key.password: {hunter2: 1, hunter2: 2}",
+        "ssl.key.password: {? [hunter2] : 1}",
+        "ssl: {key: {password: {1: {hunter2: 1}}}}",
+        "ssl.key: {password: {hunter2: {}}}",
+        "listener.name.plaintext.ssl.key.password: {hunter2: 1}",
+        "listener.name: {plaintext: {ssl.key.password: {hunter2: 1}}}",
+    ],
+)
+def test_nor_is_what_stands_in_a_mapping_instead_of_a_secret(tmp_path, text):
+    """Braces that are not in quotes: keys are part of the password."""
+    file = tmp_path / "kept.yaml"
+    file.write_text(f"node.id: 1\n{text}\n")
+    said = refusal(file=str(file))
+    assert said.startswith(f"{file} line 2: ")
+    assert said.endswith("ssl.key.password is a mapping; give text, in quotes")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["!!int hunter2", "!!float hunter2", "!!bool hunter2", "!!timestamp hunter2", "2026-13-01"],
+)
+def test_nor_is_a_value_that_is_not_of_its_type(tmp_path, value):
+    file = tmp_path / "kept.yaml"
+    file.write_text(f"node.id: 1\nssl.key.password: {value}\n")
+    said = refusal(file=str(file))
+    assert said.startswith(f"{file}: not YAML: a value is not of the type") and "er2" not in said
 
 
 def test_no_file(tmp_path):
@@ -621,13 +652,9 @@ def test_where_times_that_bound_each_other_meet(settings, is_allowed) -> None:
         assert next(iter(settings)) in refusal(overrides=settings)
 
 
-def test_a_secret_is_not_shown(monkeypatch) -> None:
-    """None of today's is accepted."""
-    found = load(overrides={"num.partitions": "3"})
-    assert repr(found) == "NodeConfig({'num.partitions': '3'})"
-    secret = replace(BROKER_SETTINGS["num.partitions"], kind=ConfigType.PASSWORD)
-    monkeypatch.setattr(config, "BROKER_SETTINGS", {"num.partitions": secret})
-    assert repr(found) == "NodeConfig({'num.partitions': '[hidden]'})"
+def test_a_secret_is_not_shown() -> None:
+    found = load(overrides={"num.partitions": "3", "ssl.key.password": "hunter2"})
+    assert repr(found) == "NodeConfig({'num.partitions': '3', 'ssl.key.password': '[hidden]'})"
 
 
 def test_the_last_port_is_one() -> None:

@@ -532,15 +532,17 @@ class Disk:
             return False
         return True
 
-    def is_at(self, file: File, path: str) -> bool:
-        """Whether an open file is still what ``path`` names, with every directory above it."""
+    def is_at(self, file: File, path: str, size_bytes: int = 0) -> bool:
+        """Whether an open file is still what ``path`` names, with every directory above it, and
+        holds ``size_bytes`` at least.
+        """
         try:
             there, opened = os.stat(path), os.fstat(file.fd)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
             raise MachineError(path, "stat", error) from error
-        return os.path.samestat(there, opened)
+        return os.path.samestat(there, opened) and opened.st_size >= size_bytes
 
     def size(self, file: File) -> int:
         """Size of an open file."""

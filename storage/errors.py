@@ -113,8 +113,8 @@ class ResourceExhausted(MachineError):
 
 
 def vanished(path: str) -> MachineError:
-    """What an open file was opened as is not there any more: its disk has failed."""
-    why = "it was removed, moved or replaced while this node used it"
+    """What an open file was opened as, or held, is not there any more: its disk has failed."""
+    why = "it was removed, moved, replaced or truncated while this node used it"
     return MachineError(path, "stat", FileNotFoundError(errno.ENOENT, why))
 
 

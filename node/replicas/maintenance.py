@@ -313,9 +313,9 @@ class Maintenance:
 
     def verify_files(self) -> Iterator[None]:
         """Log directories and the files that were appended to since the
-        last time are where they were opened: what was removed or replaced under this node fails its
-        directory. Writes and fsyncs there succeed, and keep nothing. Of the other files some are
-        looked for each time, all of them in turn.
+        last time are where they were opened, and hold what was written: what was removed, replaced
+        or truncated under this node fails its directory. Writes and fsyncs there succeed, and keep
+        nothing. Of the other files some are looked for each time, all of them in turn.
         """
         dirty_logs = self._dirty_logs
         yield from dirty_logs.gather(monotonic_ms())
@@ -344,11 +344,12 @@ class Maintenance:
         ]
 
     def _verify(self, directory: LocalDirectory, several: list[LocalReplica]) -> None:
-        active = [(replica, replica.partition.log.active_segment) for replica in several]
+        logs = [(replica, replica.partition.log) for replica in several]
+        active = [(replica, log_.active_segment, log_.truncations) for replica, log_ in logs]
 
-        def verify() -> list[tuple[LocalReplica, Segment]]:
+        def verify() -> list[tuple[LocalReplica, Segment, int]]:
             directory.directory.verify()
-            return [(replica, segment) for replica, segment in active if not segment.is_in_place]
+            return [chosen for chosen in active if not chosen[1].is_in_place]
 
         def verified(finished: asyncio.Future[Any]) -> None:
             self._verifying.discard(directory.name)
@@ -359,10 +360,11 @@ class Maintenance:
             if error is not None:
                 log.exception("looking for files failed", error, path=directory.name)
                 return
-            for hosted, segment in finished.result():
+            for hosted, segment, truncations in finished.result():
                 log_ = hosted.partition.log
                 is_hosted = self._table.replicas.get(hosted.partition.topic_partition) is hosted
-                if is_hosted and log_.active_segment is segment:  # not rolled or deleted meanwhile
+                is_same = log_.active_segment is segment and log_.truncations == truncations
+                if is_hosted and is_same:  # not rolled, cut or deleted meanwhile
                     self._failures.fail(directory, vanished(segment.path(layout.LOG)))
 
         self._verifying.add(directory.name)

@@ -4,7 +4,7 @@ A :class:`FlushTicket` holds what was written when it was made on the loop. :met
 fsyncs that, in any thread; the recovery point moves with :meth:`FlushTicket.done`, on the loop
 again, never before. A failed fsync is not tried again (the kernel has marked the pages clean): the
 ticket raises MachineError and the log directory goes offline. So it does when the file has lost its
-name: an fsync of a file that was removed succeeds, and keeps nothing.
+name, or was truncated: an fsync of a file that was removed succeeds, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class FlushTicket:
         "in_place",
         "path",
         "segments",
+        "size_bytes",
         "snapshots",
         "sync_names",
         "truncations",
@@ -57,8 +58,9 @@ class FlushTicket:
         self.active = tail.active
         self.file = self.active.file
         self.path = self.active.path(layout.LOG)
+        self.size_bytes = self.active.size_bytes
         self.in_place = True
-        """Whether the active segment's name still stands for what was made durable."""
+        """Whether the active segment's name still stands for what was made durable, whole."""
 
     def run(self) -> None:
         """Fsync; blocks. Raises MachineError.
@@ -74,7 +76,7 @@ class FlushTicket:
         if self.segments or self.snapshots or self.sync_names:
             self._sync_names()
         self._disk.fdatasync(self.file)
-        self.in_place = self._disk.is_at(self.file, self.path)
+        self.in_place = self._disk.is_at(self.file, self.path, self.size_bytes)
         self._disk.reach("flush.synced")
 
     def _sync_names(self) -> None:
@@ -87,8 +89,9 @@ class FlushTicket:
     def done(self) -> None:
         """On the loop, after :meth:`run` returned: the recovery point moves.
 
-        Raises MachineError when what was synced is a file that nobody finds again. Only here is it
-        known whether this log itself renamed or removed it meanwhile.
+        Raises MachineError when what was synced is a file that nobody finds again, or that lacks
+        some of it. Only here is it known whether this log itself renamed, removed or cut it
+        meanwhile.
         """
         self._durability.complete(self)
 

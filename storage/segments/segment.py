@@ -129,8 +129,10 @@ class Segment:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the open ``.log`` is what its name stands for; see :meth:`Disk.is_at`."""
-        return self._disk.is_at(self.file, self.path(layout.LOG))
+        """Whether the open ``.log`` is what its name stands for, and holds all that is written;
+        see :meth:`Disk.is_at`. In another thread than the log's a cut meanwhile looks as if not.
+        """
+        return self._disk.is_at(self.file, self.path(layout.LOG), self.size_bytes)
 
     @property
     def largest_timestamp(self) -> int:

@@ -122,10 +122,10 @@ def test_a_lock_notices_that_another_file_has_its_name(tmp_path) -> None:
     lock = Disk({}).lock(str(path))
     lock.verify()
     path.rename(tmp_path / "moved")
-    with pytest.raises(MachineError, match="removed, moved or replaced"):
+    with pytest.raises(MachineError, match="removed, moved, replaced"):
         lock.verify()
     path.touch()
-    with pytest.raises(MachineError, match="removed, moved or replaced"):
+    with pytest.raises(MachineError, match="removed, moved, replaced"):
         lock.verify()
     lock.release()
 

@@ -474,11 +474,11 @@ class SimulatedDisk(Disk):
         """See :meth:`Disk.is_link`."""
         return False
 
-    def is_at(self, file: File, path: str) -> bool:
+    def is_at(self, file: File, path: str, size_bytes: int = 0) -> bool:
         """See :meth:`Disk.is_at`."""
         assert isinstance(file, SimulatedFile)
         try:
-            return self._find(path) is file.inode
+            return self._find(path) is file.inode and len(file.inode.data) >= size_bytes
         except FileNotFoundError:
             return False
 

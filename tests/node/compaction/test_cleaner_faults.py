@@ -88,9 +88,9 @@ def test_a_segment_that_a_worker_misses_was_taken_from_under_the_node(lone_node)
     lone = lone_node(log_cleaner_enable="false")
     log = filled(lone).partition.log
     os.unlink(log.segments[1].path(layout.LOG))
-    with pytest.raises(MachineError, match="removed, moved or replaced"):
+    with pytest.raises(MachineError, match="removed, moved, replaced"):
         clean(lone)
-    assert "removed, moved or replaced" in lone.node.parts.table.directories[0].offline
+    assert "removed, moved, replaced" in lone.node.parts.table.directories[0].offline
 
 
 def test_why_a_pass_failed_is_told_without_paths_and_logged_with_them(lone_node, capfd):

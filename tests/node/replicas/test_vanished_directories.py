@@ -1,5 +1,5 @@
-"""What is removed, moved or replaced under a running node fails its directory: nothing that goes
-into files which no start will find is acknowledged.
+"""What is removed, moved, replaced or truncated under a running node fails its directory: nothing
+that goes into files which no start will find is acknowledged.
 """
 
 from __future__ import annotations
@@ -8,16 +8,19 @@ import asyncio
 import errno
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from kept.storage.disk import Disk
 from kept.storage.errors import KafkaStorageError, MachineError
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
 
+ACTIVE = "t-0/00000000000000000000.log"
 NOTICED_S = 30
 """Far more than the second that it takes, on a machine with other work."""
 
@@ -62,7 +65,7 @@ class Site:
 
     def assert_failed(self) -> None:
         self.wait(lambda: self.doomed.offline is not None)
-        assert "removed, moved or replaced" in self.doomed.offline
+        assert "removed, moved, replaced" in self.doomed.offline
         with pytest.raises(KafkaStorageError, match="log directory is offline"):
             self.append(0)
         self.append(1)
@@ -102,7 +105,7 @@ def test_whose_directory_it_is_goes_and_no_start_would_take_it(site):
 
 
 @pytest.mark.parametrize("happens", [remove, move, replace])
-@pytest.mark.parametrize("what", ["t-0", "t-0/00000000000000000000.log"])
+@pytest.mark.parametrize("what", ["t-0", ACTIVE])
 def test_a_log_or_its_active_segment_that_goes_fails_the_directory_once_written(
     site, happens, what
 ):
@@ -116,6 +119,44 @@ def test_a_log_or_its_active_segment_that_goes_fails_the_directory_once_written(
         happens(path)
     site.append(0)
     site.assert_failed()
+
+
+def truncate(path: str, left: int) -> None:
+    """To ``left`` bytes; from the end if negative."""
+    os.truncate(path, left if left >= 0 else os.path.getsize(path) + left)
+
+
+@pytest.mark.parametrize("left", [0, -1])
+def test_an_active_segment_that_is_truncated_fails_the_directory(site, left):
+    truncate(f"{site.doomed.name}/{ACTIVE}", left)
+    site.wait(lambda: site.doomed.offline is not None)
+    site.assert_failed()
+
+
+def test_a_cut_by_the_node_while_its_file_is_looked_for_is_no_failure(site, monkeypatch):
+    timers = site.node.parts.maintenance
+    timers.stop()
+    site.append(0)
+    log_ = site.node.parts.table.partition(TopicPartition("t", 0)).log
+    is_at, cut, outcomes = Disk.is_at, threading.Event(), []
+
+    def cut_on_the_loop() -> None:
+        log_.truncate_to(1)
+        cut.set()
+
+    def cut_meanwhile(disk: Disk, file, path: str, size_bytes: int = 0) -> bool:
+        if path == log_.active_segment.path(".log"):
+            timers._runtime.loop.call_soon_threadsafe(cut_on_the_loop)
+            assert cut.wait(NOTICED_S)
+            outcomes.append(is_at(disk, file, path, size_bytes))
+            return outcomes[-1]
+        return is_at(disk, file, path, size_bytes)
+
+    monkeypatch.setattr(Disk, "is_at", cut_meanwhile)
+    for _ in timers.verify_files():
+        pass
+    site.wait(lambda: not timers._verifying)
+    assert outcomes == [False] and site.doomed.offline is None
 
 
 def test_a_log_that_nobody_writes_to_is_looked_for_too(site):
@@ -135,7 +176,7 @@ def test_a_log_that_nobody_writes_to_is_looked_for_too(site):
     site.assert_failed()
 
 
-@pytest.mark.parametrize("what", ["", "/t-0", "/t-0/00000000000000000000.log"])
+@pytest.mark.parametrize("what", ["", "/t-0", f"/{ACTIVE}"])
 def test_nothing_is_said_to_be_durable_in_files_that_are_gone(site, what):
     """Without waiting for any clock: each fsync is followed by a look for the file's name."""
     site.node.parts.maintenance.stop()
@@ -148,10 +189,20 @@ def test_nothing_is_said_to_be_durable_in_files_that_are_gone(site, what):
     assert site.doomed.offline is not None
 
 
-def test_a_roll_of_a_file_that_is_gone_fails(site):
+def test_nothing_is_said_to_be_durable_in_a_file_that_was_truncated(site):
+    site.node.parts.maintenance.stop()
+    site.append(0)
+    truncate(f"{site.doomed.name}/{ACTIVE}", -1)
+    with pytest.raises(MachineError, match="truncated"):
+        site.flush(0)
+    assert site.doomed.offline is not None
+
+
+@pytest.mark.parametrize("happens", [os.unlink, lambda path: truncate(path, -1)])
+def test_a_roll_of_a_file_that_is_gone_fails(site, happens):
     site.node.parts.maintenance.stop()
     partition = site.node.parts.table.partition(TopicPartition("t", 0))
-    os.unlink(f"{site.doomed.name}/t-0/00000000000000000000.log")
+    happens(f"{site.doomed.name}/{ACTIVE}")
     with pytest.raises(KafkaStorageError, match="removed, moved"):
         partition.maybe_roll(1 << 60)
     assert site.doomed.offline is not None

@@ -420,7 +420,8 @@ class Log:
 
     def write(self) -> None:
         """Write what is staged. On a failure the file is cut back, what was staged is forgotten
-        (offsets, producer state) and MachineError raised: none of it may be acknowledged.
+        (offsets, producer state) and MachineError raised: none of it may be acknowledged. One that
+        somebody truncated is left so, and the log takes no more.
         """
         tail = self.tail
         if not tail.staged_bytes:
@@ -440,6 +441,8 @@ class Log:
         self.failed = error
         self.tail.drop_staged()
         active = self.tail.active
+        if self.disk.size(active.file) < active.size_bytes:
+            return  # somebody truncated it, and a cut would extend it
         active.cut(active.size_bytes)
         self.producer_state.rebuild(self.log_start_offset, self.log_end_offset)
         self.failed = None

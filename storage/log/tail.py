@@ -14,7 +14,9 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
+from kept.storage import layout
 from kept.storage.disk import Bytes, Disk, FileSlice
+from kept.storage.errors import vanished
 from kept.storage.segments.log_segments import Segments
 from kept.storage.segments.segment import Segment
 from kept.storage.types import MAX_INT32, MAX_INT64, LogConfig, TopicPartition
@@ -118,13 +120,17 @@ class Tail:
             self.staged_bytes += size
 
     def write(self) -> None:
-        """Write what is staged. Raises MachineError; then part of it may be in the file."""
+        """Write what is staged. Raises MachineError; then part of it may be in the file. None is
+        where somebody truncated that: zeros would be before it.
+        """
         staged = self._staged
         if not staged:
             return
         active, disk = self.active, self._disk
         if disk.fail_points:
             disk.reach("append.write")
+        if disk.size(active.file) < active.size_bytes:
+            raise vanished(active.path(layout.LOG))
         disk.writev(active.file, staged, active.size_bytes)
         if disk.fail_points:
             disk.reach("append.written")

@@ -133,6 +133,19 @@ def test_an_active_segment_that_is_truncated_fails_the_directory(site, left):
     site.assert_failed()
 
 
+@pytest.mark.parametrize("left", [0, -1])
+def test_nothing_is_acknowledged_behind_a_hole_that_somebody_truncated(site, left):
+    """Without waiting for any clock: a write there would make the file as long as before."""
+    site.node.parts.maintenance.stop()
+    path = f"{site.doomed.name}/{ACTIVE}"
+    truncate(path, left)
+    size = os.path.getsize(path)
+    with pytest.raises(KafkaStorageError, match="truncated"):
+        site.append(0)
+    assert os.path.getsize(path) == size
+    site.assert_failed()
+
+
 def test_a_cut_by_the_node_while_its_file_is_looked_for_is_no_failure(site, monkeypatch):
     timers = site.node.parts.maintenance
     timers.stop()

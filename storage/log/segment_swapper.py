@@ -21,7 +21,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from kept.storage import layout
-from kept.storage.errors import InvariantViolation, ResourceExhausted
+from kept.storage.errors import InvariantViolation
 from kept.storage.segments import swap
 from kept.storage.segments.segment import Segment
 from kept.storage.segments.swap import SwapGroup, SwapPlan
@@ -94,12 +94,11 @@ class SegmentSwapper:
         return bool(self._waiting)
 
     def finish(self) -> None:
-        """Make the names durable; any thread, blocks. Any error is a failure of the disk."""
+        """Make the names durable; any thread, blocks. Raises MachineError; after ResourceExhausted
+        it is to be called again.
+        """
         if self._outputs:
-            try:
-                self._disk.fsync_dir(self._directory)
-            except ResourceExhausted as error:
-                raise error.as_failure() from error
+            self._disk.fsync_dir(self._directory)
         self._disk.reach("swap.done")
 
     def withdraw(self) -> None:

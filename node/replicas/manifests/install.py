@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING
 from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import manifest_store
 from kept.node.replicas.checkpoint_offsets import collect_in_steps, high_watermark
+from kept.node.replicas.manifests.retry import RETRY_S
 from kept.node.runtime.background_steps import in_slices
 from kept.storage.directory import Checkpoint
 from kept.storage.errors import (
     InvariantViolation,
     KafkaStorageError,
+    ResourceExhausted,
     is_device_error,
 )
 
@@ -155,10 +157,30 @@ async def _swap(
             raise
         while more:
             await asyncio.sleep(0)
-            if directory.offline is not None:
-                raise KafkaStorageError(f"{log_}: {directory.offline}")
+            _check_online(hosted)
             more = replacement.place_next(context.runtime.now_ms())
-        await directory.pool.run(replacement.finish)
+        await _finish(context, hosted, replacement)
     finally:
         if replacement is not None:
             replacement.end()
+
+
+async def _finish(
+    context: ManifestContext, hosted: LocalReplica, replacement: SegmentSwapper
+) -> None:
+    """There is no way back: where it finds no descriptor it is tried again."""
+    directory = hosted.directory
+    while True:
+        try:
+            await directory.pool.run(replacement.finish)
+        except ResourceExhausted as error:
+            context.failures.fail(directory, error)
+            await asyncio.sleep(RETRY_S)
+            _check_online(hosted)
+        else:
+            return
+
+
+def _check_online(hosted: LocalReplica) -> None:
+    if hosted.directory.offline is not None:
+        raise KafkaStorageError(f"{hosted.partition.log}: {hosted.directory.offline}")

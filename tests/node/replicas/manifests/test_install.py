@@ -30,9 +30,13 @@ MOVED = NotLeaderOrFollower("it was cut meanwhile")
 class Swap:
     """A swap of three groups, of which a step fails."""
 
-    def __init__(self, fails: str = "", error: Exception = MOVED, offline: str = "") -> None:
+    def __init__(
+        self, fails: str = "", error: Exception = MOVED, offline: str = "", times: int = 99
+    ) -> None:
         self.done: list[str] = []
+        self.reported: list[Exception] = []
         self._fails, self._error, self._offline = fails, error, offline
+        self._times = times
         self._left = 3
         self.directory = Given(offline=None, pool=Given(run=self._run))
 
@@ -40,7 +44,8 @@ class Swap:
         return function(*given)
 
     def _step(self, what: str) -> None:
-        if what == self._fails:
+        if what == self._fails and self._times:
+            self._times -= 1
             raise self._error
         self.done.append(what)
 
@@ -60,10 +65,17 @@ class Swap:
     def end(self) -> None:
         self.done.append("end")
 
+    def _fail(self, where: Any, error: Exception) -> None:
+        assert where is self.directory
+        self.reported.append(error)
+        if self._offline == "finish":
+            self.directory.offline = "the disk failed"
+
     def run(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(install.applying, "begin", lambda *_: self)
         monkeypatch.setattr(install.applying, "withdraw", lambda *_: self.done.append("withdraw"))
-        context: Any = Given(runtime=Given(now_ms=lambda: 7, disk=None))
+        monkeypatch.setattr(install, "RETRY_S", 0)
+        context: Any = Given(runtime=Given(now_ms=lambda: 7, disk=None), failures__fail=self._fail)
         hosted: Any = Given(directory=self.directory, partition__log=Given(directory="/t-0"))
         installable: Any = None
         asyncio.run(install._swap(context, hosted, installable, lambda: self._step("check")))
@@ -110,6 +122,20 @@ def test_nothing_more_is_placed_in_a_directory_that_failed(monkeypatch) -> None:
     with pytest.raises(KafkaStorageError, match="the disk failed"):
         swap.run(monkeypatch)
     assert swap.done == ["check", "prepare", "check", "place 1", "end"]
+
+
+def test_what_is_in_place_is_made_durable_as_soon_as_there_is_a_descriptor(monkeypatch) -> None:
+    swap = Swap("finish", FULL, times=2)
+    assert swap.run(monkeypatch)[-3:] == ["place 3", "finish", "end"]
+    assert swap.reported == [FULL, FULL]
+
+
+@pytest.mark.parametrize(("error", "offline"), [(EIO, ""), (FULL, "finish")])
+def test_it_is_not_finished_where_the_disk_failed(monkeypatch, error, offline) -> None:
+    swap = Swap("finish", error, offline)
+    with pytest.raises(KeptError):
+        swap.run(monkeypatch)
+    assert swap.done[-2:] == ["place 3", "end"]
 
 
 @pytest.mark.parametrize("cuts", [True, False])

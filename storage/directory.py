@@ -173,6 +173,8 @@ class LogDirectory:
         self._deleted: list[tuple[int, int, str]] = []
         """(when, when its files are due, where) of each deleted log. Files are due, too, once the
         clock was set back to before: readers finish with the files that they have open."""
+        self._renamed: list[tuple[int, int, str]] = []
+        """The same of those whose new names may not be durable yet."""
 
     @classmethod
     def open(
@@ -506,7 +508,8 @@ class LogDirectory:
 
         The checkpoints forget them first, durably: once renamed they are not :attr:`missing`. A
         crash in between leaves a log that is looked through from its beginning, and deleted again.
-        Without a descriptor for that, the next checkpoints forget them.
+        Without a descriptor for that, the next checkpoints forget them. After ResourceExhausted it
+        is to be called again, for the same logs at least; meanwhile nobody makes others of them.
         """
         gone = {log.topic_partition: now_ms for log, _ in logs}
         with self._writing:
@@ -515,7 +518,6 @@ class LogDirectory:
             except ResourceExhausted as error:
                 logger.warning("%s: deleted logs stay in the checkpoints for now", error)
             self._gone |= gone
-        renamed = []
         for log, unique in logs:
             self._changed.pop(log.topic_partition, None)
             self._unserved.discard(log.topic_partition)
@@ -525,14 +527,17 @@ class LogDirectory:
                 if not self.disk.exists(log.directory):
                     continue
                 self.disk.rename(log.directory, path)
-            else:
+            elif log.directory == self.log_path(log.topic_partition):
                 log.leader_epochs.retire()
                 self.disk.rename(log.directory, path)
                 log.segments.moved_to(path)
-            renamed.append((now_ms, now_ms + log.config.file_delete_delay_ms, path))
+            else:  # renamed by a call that found no descriptor
+                continue
+            self._renamed.append((now_ms, now_ms + log.config.file_delete_delay_ms, path))
         self.disk.fsync_dir(self.path)
         with self._deleting:
-            self._deleted += renamed
+            self._deleted += self._renamed
+        self._renamed = []
 
     def set_aside(self, tp: TopicPartition, unique: uuid.UUID) -> str:
         """Keep a log that nobody is known to have deleted out of the way, durably, under a name

@@ -11,8 +11,8 @@ between: a topic that is deleted while it waits is never made, one that is creat
 name gets a new log, and a log takes the role that the newest image gives it.
 
 Logs that were left closed for want of open files come back to it when others have gone, and every
-:data:`RETRY_S`, as many as there are open files for by then; so do those that a bug of ours kept
-from being renamed.
+:data:`RETRY_S`, as many as there are open files for by then; so do those that a bug of ours, or a
+want of descriptors, kept from being renamed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from kept.node.runtime.logging import log
 from kept.storage.directory import ClosedLog
-from kept.storage.errors import MachineError
+from kept.storage.errors import MachineError, ResourceExhausted
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -227,7 +227,9 @@ class LogLifecycle:
         await self._opener.open_wanted([tp for tp in turn if tp not in self._leaving])
 
     async def _mark_deleted(self, leaving: dict[TopicPartition, _Leaving]) -> None:
-        """Rename logs; what a bug of ours keeps from it stays in :attr:`_leaving`."""
+        """Rename logs; what a bug of ours keeps from it, or a want of descriptors, stays in
+        :attr:`_leaving`.
+        """
         quiet: dict[LocalDirectory, dict[TopicPartition, _Leaving]] = {}
         for tp, replica in leaving.items():
             try:
@@ -246,7 +248,9 @@ class LogLifecycle:
                     directory.directory.mark_all_deleted, logs, self._runtime.now_ms()
                 )
             except MachineError as error:
-                self._failures.fail(directory, error.as_failure())
+                self._failures.fail(directory, error)
+                if isinstance(error, ResourceExhausted):
+                    self._try_again(replicas)
             except Exception as error:  # noqa: BLE001
                 self._not_renamed(replicas, error)
             else:
@@ -264,5 +268,8 @@ class LogLifecycle:
         """A bug of ours: try these again later, and go on with the others."""
         first = next(iter(replicas))
         log.exception("logs not renamed", error, first=str(first), count=len(replicas))
+        self._try_again(replicas)
+
+    def _try_again(self, replicas: dict[TopicPartition, _Leaving]) -> None:
         self._leaving.update(replicas)
         self.retry_later()

@@ -657,6 +657,29 @@ def test_a_want_of_descriptors_keeps_no_log_from_being_deleted(disk, monkeypatch
     assert directory.high_watermarks == {TP: 8}
 
 
+def test_a_deletion_that_finds_no_descriptor_for_its_names_is_finished_by_the_next(
+    disk, monkeypatch
+) -> None:
+    """Of open logs as of closed ones; no files go before their new names are durable."""
+    directory, log = with_two_logs(disk, TopicPartition("t", 1))
+    closed = ClosedLog(TP, uuid.UUID(int=1), directory.log_path(TP), LogConfig())
+    later = 1_000_000_000
+
+    def refuse(path: str) -> None:
+        raise ResourceExhausted(path, "open", OSError(errno.EMFILE, "Too many open files"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "fsync_dir", refuse)
+        with pytest.raises(ResourceExhausted):
+            directory.mark_all_deleted([(log, uuid.uuid4()), (closed, uuid.uuid4())], 0)
+    assert directory.purge(later) == 0
+    directory.mark_all_deleted([(log, uuid.uuid4()), (closed, uuid.uuid4())], 0)
+    for seed in range(9):
+        entries = opened(disk.after_power_loss(seed)).scan()
+        assert [entry.is_delete for entry in entries] == [True, True]
+    assert directory.purge(later) == 2 and not directory.scan()
+
+
 def test_files_of_a_deleted_log_go_later_where_descriptors_are_wanting(disk, monkeypatch) -> None:
     directory, log = with_two_logs(disk, TopicPartition("t", 1))
     directory.mark_deleted(log, uuid.uuid4(), now_ms=0)

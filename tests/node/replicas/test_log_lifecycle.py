@@ -378,7 +378,7 @@ def test_a_disk_that_cannot_rename_a_deleted_log_fails_its_directory() -> None:
             """Nobody uses it."""
 
         async def run_apart(self, *_: object) -> None:
-            raise ResourceExhausted("/d", "rename", OSError(24, "EMFILE"))
+            raise EIO
 
     async def go() -> None:
         directory = LocalDirectory(LogDirectory.broken("/d", Disk({}), EIO), Pool(), "/d")
@@ -390,9 +390,35 @@ def test_a_disk_that_cannot_rename_a_deleted_log_fails_its_directory() -> None:
             while changes.waiting or changes._task is not None:
                 await asyncio.sleep(0)
         ((where, error),) = failed
-        assert where is directory and type(error) is MachineError, "it is at an end here"
+        assert where is directory and error is EIO and not changes._leaving
 
     asyncio.run(go())
+
+
+def test_a_deletion_that_finds_no_descriptor_is_finished_later(lone, monkeypatch) -> None:
+    """No disk has failed; no other log takes the name, and no file goes, before it is durable."""
+    first, scarce, fsync_dir = TopicPartition("first", 0), True, Disk.fsync_dir
+    (directory,) = lone.node.parts.table.directories
+    monkeypatch.setattr(log_lifecycle, "RETRY_S", 0.01)
+
+    def fsync_or_refuse(disk: Disk, path: str) -> None:
+        if scarce and path == directory.name:
+            raise ResourceExhausted(path, "open", OSError(24, "EMFILE"))
+        fsync_dir(disk, path)
+
+    async def scene(node):
+        nonlocal scarce
+        await propose(node, topic("first", 7))
+        monkeypatch.setattr(Disk, "fsync_dir", fsync_or_refuse)
+        await propose(node, [RemoveTopicRecord(UUID(int=7)), *topic("first", 9)])
+        assert first not in node.parts.table.partitions and directory.offline is None
+        assert not directory.directory.purge(1 << 62)
+        scarce = False
+        while first not in node.parts.table.partitions:
+            await asyncio.sleep(0.001)
+        assert directory.directory.purge(1 << 62) == 1
+
+    play(lone, scene)
 
 
 @pytest.mark.parametrize("where", ["its manifests", "its directory"])

@@ -374,13 +374,14 @@ class FollowerCore:
         if self.state is FollowerState.IDLE:
             return ()
         self.agreed = False
-        if isinstance(event.error, ReplicaNotAvailable):
+        if isinstance(event.error, ReplicaNotAvailable | ResourceExhausted):
             # The log is as it was: that the next answer diverges at the same place is no damage.
             self.diverged_at = None
+        if isinstance(event.error, ReplicaNotAvailable):
             return self._wait(CUT_RETRY_MS, REPLICA_NOT_AVAILABLE, now_ms)
         self.failures += 1
         if isinstance(event.error, ResourceExhausted):
-            return self._wait(self._growing_ms(), KAFKA_STORAGE_ERROR, now_ms, str(event.error))
+            return self._wait(self.backoff_max_ms, KAFKA_STORAGE_ERROR, now_ms, str(event.error))
         if isinstance(event.error, KafkaStorageError | MachineError):
             self.state = FollowerState.FAILED
             return ()

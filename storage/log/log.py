@@ -637,7 +637,8 @@ class Log:
         """Cut the log: batches with records at or above ``offset`` go (rules 19, 27).
 
         The log end becomes that of the last batch left, or the log start when none is; epochs,
-        producers and recovery point follow.
+        producers and recovery point follow. Raises DamagedData and ResourceExhausted (the log is as
+        it was), MachineError.
         """
         self._cut(lambda: truncation.truncate_to(self, offset))
 
@@ -646,7 +647,9 @@ class Log:
         truncation.check_cut(self, offset)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Drop everything; the empty log starts and ends at ``offset`` (rule 28)."""
+        """Drop everything; the empty log starts and ends at ``offset`` (rule 28). Raises
+        ResourceExhausted (the log is as it was), MachineError.
+        """
         self._cut(lambda: truncation.start_at(self, offset))
 
     def prepare_cut(self, offset: int) -> CutPreparation | None:

@@ -57,15 +57,9 @@ def truncate_to(log: Log, offset: int) -> None:
     """See :meth:`Log.truncate_to`. Raises OffsetOutOfRange below zero.
 
     A cut that stops half way leaves a log that cannot go on: whatever stops it is a failure. Damage
-    that hides where to cut is told as DamagedData, before anything is gone.
+    that hides where to cut is told as DamagedData, before anything is gone, and so is a want of
+    descriptors by then, as ResourceExhausted: the log is whole, and can be cut again.
     """
-    try:
-        _truncate_to(log, offset)
-    except ResourceExhausted as error:
-        raise error.as_failure() from error
-
-
-def _truncate_to(log: Log, offset: int) -> None:
     if offset < 0:
         raise OffsetOutOfRange(f"{log}: cannot truncate to {offset}")
     log.write()
@@ -75,7 +69,7 @@ def _truncate_to(log: Log, offset: int) -> None:
         log.leader_epochs.save()
         return
     if offset < log.log_start_offset:
-        _start_at(log, offset)
+        start_at(log, offset)
         return
     logger.info("%s: truncating to %d", log, offset)
     gone = [s for s in log.segments if s.base_offset > offset]
@@ -85,6 +79,8 @@ def _truncate_to(log: Log, offset: int) -> None:
         _cut(log, active, size_bytes, gone, offset)
     except DamagedData as error:
         raise MachineError(error.path, "truncate", OSError(errno.EIO, str(error))) from error
+    except ResourceExhausted as error:
+        raise error.as_failure() from error
 
 
 def check_cut(log: Log, offset: int) -> None:
@@ -125,7 +121,7 @@ def _cut(log: Log, active: Segment, size_bytes: int, gone: list[Segment], offset
         active.save_aborted(durably=True)
     end_offset = active.next_offset
     if end_offset < log.log_start_offset:
-        _start_at(log, log.log_start_offset)
+        start_at(log, log.log_start_offset)
         return
     log.durability.cut(min(log.recovery_point, end_offset))
     log.tail.reset(end_offset)
@@ -137,18 +133,19 @@ def _cut(log: Log, active: Segment, size_bytes: int, gone: list[Segment], offset
 
 def start_at(log: Log, offset: int) -> None:
     """See :meth:`Log.truncate_fully_and_start_at`; fails as :func:`truncate_to` does."""
-    try:
-        _start_at(log, offset)
-    except ResourceExhausted as error:
-        raise error.as_failure() from error
-
-
-def _start_at(log: Log, offset: int) -> None:
     begin, end = log.segments.bases[0], log.segments.active.next_offset
     is_apart = not begin <= offset <= end
     left = offset if is_apart else 0  # a start may find no segment, and an older log start
     log.before_cut(left, left)
     logger.info("%s: emptied, it starts at %d", log, offset)
+    try:
+        _begin_anew(log, offset, is_apart=is_apart)
+    except ResourceExhausted as error:
+        raise error.as_failure() from error
+
+
+def _begin_anew(log: Log, offset: int, *, is_apart: bool) -> None:
+    end = log.segments.active.next_offset
     log.producer_state.remove_snapshots_above(-1)
     log.leader_epochs.clear()
     log.leader_epochs.save()

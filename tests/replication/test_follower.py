@@ -29,7 +29,12 @@ HISTORIES = sorted((Path(__file__).parent / "histories" / "follower").glob("*.tx
 TP = TopicPartition("t", 0)
 TOPIC_ID = uuid.UUID(int=5)
 CODES = {"out-of-range": 1, "not-leader": 6, "fenced": 74, "unknown-epoch": 75, "unknown-id": 100}
-NAMES = {2: "corrupt", 9: "not-available", **{code: name for name, code in CODES.items()}}
+NAMES = {
+    2: "corrupt",
+    9: "not-available",
+    56: "storage",
+    **{code: name for name, code in CODES.items()},
+}
 
 
 @dataclass
@@ -177,6 +182,9 @@ class Story:
                 raise AssertionError(line)
         if "refused" in words:  # the cut waits: the log stays as it is
             effects += self.core.step(core.EffectFailed(ReplicaNotAvailable()), at)
+        elif "exhausted" in words:
+            error = ResourceExhausted("/log", "open", OSError(24, "no descriptor"))
+            effects += self.core.step(core.EffectFailed(error), at)
         else:
             for effect in effects:
                 self.log.perform(effect, epoch)

@@ -97,9 +97,64 @@ def test_an_epoch_that_was_not_saved_is_saved_by_the_next_append():
     assert opened(disk.after_power_loss(1)).leader_epochs.entries == [(3, 0)]
 
 
-@pytest.mark.parametrize(
+CUTS = pytest.mark.parametrize(
     ("cut", "offset"), [("truncate_to", 1), ("truncate_fully_and_start_at", 9)]
 )
+
+
+@CUTS
+def test_a_cut_that_finds_no_descriptor_before_anything_is_gone_can_be_made_again(cut, offset):
+    disk = SimulatedDisk()
+    disk.ensure_directory("/log")
+    log = opened(disk)
+    for _ in range(3):
+        append(log)
+    scarce = True
+
+    def lower_checkpoints(*_):
+        if scarce:
+            raise ResourceExhausted("/log", "open", OSError(errno.EMFILE, "none"))
+
+    log.before_cut = lower_checkpoints
+    for _ in range(2):
+        with pytest.raises(ResourceExhausted):
+            getattr(log, cut)(offset)
+        log.check_invariants()
+        append(log)
+    assert offsets(log) == [0, 1, 2, 3, 4]
+    assert offsets(opened(disk.after_kill())) == [0, 1, 2, 3, 4]
+    scarce = False
+    getattr(log, cut)(offset)
+    assert log.log_end_offset == offset
+    append(log, epoch=1)
+    assert offsets(log)[-1] == offset if cut == "truncate_to" else log.log_end_offset == 10
+
+
+def test_a_cut_that_cannot_open_the_segment_where_it_is_can_be_made_again(monkeypatch):
+    disk = SimulatedDisk()
+    disk.ensure_directory("/log")
+    log = opened(disk)
+    for _ in range(3):
+        append(log)
+    log.roll(2000)
+    append(log)
+    log.flush()
+    log.segments[0].close_file()
+
+    def refuse(path):
+        raise ResourceExhausted(path, "open", OSError(errno.EMFILE, "none"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "open_existing", refuse)
+        with pytest.raises(ResourceExhausted):
+            log.truncate_to(1)
+    log.check_invariants()
+    assert offsets(log) == [0, 1, 2, 3]
+    log.truncate_to(1)
+    assert offsets(log) == [0]
+
+
+@CUTS
 def test_a_cut_that_stops_half_way_is_a_failure(cut, offset):
     disk = SimulatedDisk()
     disk.ensure_directory("/log")

@@ -262,6 +262,7 @@ class Segment:
     def rebuild_indexes(self, why: str, *, save: bool = True) -> None:
         """Make both indexes anew from the batches' headers, with a log line."""
         logger.warning("%s: rebuilding the indexes: %s", self.path(layout.LOG), why)
+        self.file  # noqa: B018 (without a descriptor for it nothing is forgotten)
         self.reset_indexes()
         for batch in self.walk(0, self.size_bytes, SCAN_BYTES):
             self.index_batch(batch)

@@ -154,6 +154,30 @@ def test_a_cut_that_cannot_open_the_segment_where_it_is_can_be_made_again(monkey
     assert offsets(log) == [0]
 
 
+def test_a_look_up_that_cannot_open_a_segment_forgets_nothing_of_it(monkeypatch):
+    """Its index is damaged; the largest timestamp is what retention goes by."""
+    disk = SimulatedDisk()
+    disk.ensure_directory("/log")
+    log = opened(disk)
+    append(log)
+    log.roll(2000)
+    log.flush()
+    segment = log.segments[0]
+    segment.close_file()
+    segment.index.unload()
+    disk.write_file(segment.index.path, b"x")
+
+    def refuse(path):
+        raise ResourceExhausted(path, "open", OSError(errno.EMFILE, "none"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "open_existing", refuse)
+        with pytest.raises(ResourceExhausted):
+            log.read_batches(0, 1 << 20, 1)
+    assert (segment.max_timestamp, segment.next_offset) == (1000, 1)
+    assert offsets(log) == [0] and segment.index.loaded
+
+
 @CUTS
 def test_a_cut_that_stops_half_way_is_a_failure(cut, offset):
     disk = SimulatedDisk()

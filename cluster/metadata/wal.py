@@ -301,7 +301,8 @@ class WriteAheadLog:
         """Add entries with the next indexes; durable when this returns.
 
         Raises MachineError; the log then holds what it held before, unless the fsync failed: then
-        whether they are on disk is unknown, and the log takes nothing more.
+        whether they are on disk is unknown, and the log takes nothing more. Nor does it where
+        somebody truncated the file.
         """
         self._refuse_broken()
         buffers: list[bytes] = []
@@ -328,6 +329,10 @@ class WriteAheadLog:
             self.size_bytes = self._durable = position
 
     def _write(self, buffers: list[bytes]) -> None:
+        if self._disk.size(self._file) < self.size_bytes:
+            error = vanished(self.path)  # zeros would be before what is written
+            self._broken = str(error)
+            raise error
         try:
             self._disk.reach("metadata.append")
             self._disk.writev(self._file, buffers, self.size_bytes)

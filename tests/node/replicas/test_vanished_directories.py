@@ -302,9 +302,12 @@ def test_a_look_without_a_descriptor_is_no_failure(site, monkeypatch):
     assert not site.node.parts.shutdown.requested.is_set()
 
 
-def test_no_decision_is_acknowledged_in_a_metadata_log_that_is_gone(site):
+@pytest.mark.parametrize(
+    "happens", [move, lambda directory: truncate(f"{directory}/metadata.wal", -1)]
+)
+def test_no_decision_is_acknowledged_in_a_metadata_log_that_is_gone(site, happens):
     site.node.parts.maintenance.stop()
-    move(site.meta)
+    happens(site.meta)
     with pytest.raises(MachineError, match="removed, moved"):
         site.lone.create("late")
     assert "removed, moved" in site.node.parts.shutdown.failure

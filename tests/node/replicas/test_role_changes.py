@@ -120,23 +120,31 @@ def test_a_leader_epoch_that_finds_no_descriptor_is_saved_later(lone, monkeypatc
 def test_a_leader_epoch_is_not_saved_again_once_another_one_began(lone, monkeypatch) -> None:
     lone.create(WHOLE.topic)
     monkeypatch.setattr(role_changes, "EXHAUSTED_RETRY_S", 0.01)
-    parts, save, epochs = lone.node.parts, LeaderEpochCache.save, []
+    parts, save, try_to_save = lone.node.parts, LeaderEpochCache.save, RoleChanges._save_epoch
+    partition = parts.table.partition(WHOLE)
+    tries: list[int] = []
+    failed: list[int] = []
+
+    def tried(roles: RoleChanges, *arguments: Any) -> None:
+        tries.append(partition.leader_epoch)
+        try_to_save(roles, *arguments)
 
     def save_the_last(cache: LeaderEpochCache) -> None:
-        epochs.append(parts.table.partition(WHOLE).leader_epoch)
-        if epochs[-1] < 6:
+        if (epoch := partition.leader_epoch) < 6:
+            failed.append(epoch)
             raise ResourceExhausted("/d", "open", OSError(errno.EMFILE, "Too many open files"))
         save(cache)
 
+    monkeypatch.setattr(RoleChanges, "_save_epoch", tried)
     monkeypatch.setattr(LeaderEpochCache, "save", save_the_last)
-    for epoch in (5, 6):
+    for epoch, noted in ((5, failed), (6, tries)):
         record = parts.metadata.image.partition(*WHOLE)
         later = replace(record, leader_epoch=epoch, partition_epoch=record.partition_epoch + 1)
         lone.run(propose(lone.node, [later]))
-        lone.run(until(lambda epoch=epoch: epoch in epochs))
-    lone.run(until(lambda: parts.table.partition(WHOLE)._appendable))
+        lone.run(until(lambda epoch=epoch, noted=noted: epoch in noted))
+    lone.run(until(lambda: partition._appendable))
     lone.run(asyncio.sleep(0.05))  # the try of epoch 5 would be due
-    assert epochs.count(6) == 1
+    assert tries.count(6) == 1
 
 
 def test_the_node_serves_again_by_the_image_that_it_acts_on(lone, capsys) -> None:

@@ -15,6 +15,7 @@ from kept.storage.checkpoints import read_offsets
 from kept.storage.directory import Checkpoint
 from kept.storage.records import build_batch, check, records
 from kept.storage.types import TopicPartition
+from tests.support.loops import until
 
 TP = TopicPartition("t", 0)
 WAIT_S = 60
@@ -170,6 +171,7 @@ def test_a_topic_deleted_meanwhile_keeps_its_directory_until_then(filled, point)
         await gate.until_reached()
         gone = RemoveTopicRecord(lone.node.parts.metadata.image.topics["t"].topic_id)
         deleting = asyncio.ensure_future(propose(gone))
+        await until(lambda: TP not in lone.node.parts.table.replicas)
         await asyncio.sleep(0.05)
         assert not deleting.done() and os.path.isdir(directory)
         gate.open.set()

@@ -183,11 +183,11 @@ async def test_a_flood_of_frames_leaves_the_loop_free_in_between(net):
         await raw.open(PEER)
         body = encode(FrameKind.CANCEL, 1) * 200_000
         raw.writer.write(body + encode(FrameKind.PING))
-        longest, before = 0.0, time.perf_counter()
+        longest, before = 0.0, time.thread_time()
         answer = asyncio.ensure_future(raw.receive())
         while not answer.done():
             await asyncio.sleep(0)
-            now = time.perf_counter()
+            now = time.thread_time()
             longest, before = max(longest, now - before), now
         assert answer.result().kind is FrameKind.PONG
         assert longest < 0.5

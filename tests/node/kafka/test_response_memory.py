@@ -15,6 +15,7 @@ from kept.node.kafka.response_memory import DRAW_BYTES, ITEM_BYTES, ResponseMemo
 from kept.node.runtime.memory_budget import MemoryBudget
 from tests.node.conftest import Lone
 from tests.support.raw_client import RawClient
+from tests.support.request_values import one_batch, produce_values
 
 PARTITIONS = 3000
 RESPONSES_BYTES = 4 << 20
@@ -83,7 +84,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lone]:
     with asyncio.Runner() as runner:
         lone = Lone(runner, str(tmp_path_factory.mktemp("responses")), **settings)
         lone.create("many", PARTITIONS)
-        lone.create("quiet")
         yield lone
         lone.stop()
 
@@ -135,13 +135,15 @@ def test_many_who_ask_for_everything_are_answered_within_the_budget(node) -> Non
 @pytest.mark.parametrize("leaves", [False, True])
 def test_responses_behind_one_that_waits_are_bounded(node, leaves) -> None:
     """A fetch waits for records; what was asked behind it is made, and must not pile up."""
+    topic = f"quiet-{leaves}"
+    node.create(topic)
     partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
     values = {
-        "max_wait": 2000 if not leaves else 60_000,
+        "max_wait": 600_000,
         "min_bytes": 1,
         "max_bytes": 1000,
         "isolation_level": 0,
-        "topics": [{"topic": "quiet", "partitions": [partition]}],
+        "topics": [{"topic": topic, "partitions": [partition]}],
     }
     waits = protocol.encode_request(1, 4, 1, "test", values)
 
@@ -160,6 +162,8 @@ def test_responses_behind_one_that_waits_are_bounded(node, leaves) -> None:
         if leaves:
             mine.abort()
         else:
+            async with await RawClient.connect(node.port) as producer:
+                await producer.ask(0, 9, **produce_values(topic, one_batch()))
             await client.frame()
             for number in range(20):
                 answer = await client.frame()

@@ -149,6 +149,7 @@ async def test_markers_of_this_nodes_partitions_are_no_request(count: int) -> No
     assert (marker, tps) == (MARKER, partitions)
     assert not leaders.done
     marked.set_result([(MARKER, [(tp, MOVED if tp.partition else NONE) for tp in partitions])])
+    await until(lambda: leaders.done)
     assert leaders.done == [MarkersWritten(4, MARKER, frozenset(partitions[:1]))]
     if count > 1:
         await until(lambda: leaders.staged)
@@ -308,6 +309,7 @@ async def test_a_bug_of_the_writer_here_does_not_stop_later_markers(count: int) 
     assert 'event="markers failed"' in told.getvalue()
     ((_, marked),) = leaders.staged
     marked.set_result([(MARKER, [(tp, NONE) for tp in partitions])])
+    await until(lambda: leaders.done)
     assert leaders.done == [MarkersWritten(4, MARKER, frozenset(partitions))]
     await leaders.channel.close()
 

@@ -519,9 +519,10 @@ def test_a_change_that_nobody_takes_is_tried_again_after_a_pause(monkeypatch):
         before(sockets, effect)
 
     monkeypatch.setattr(Sockets, "_open", counted)
-    with Cluster() as cluster, Client(cluster.bootstrap, timeout_ms=1000) as client:
+    with Cluster() as cluster, Client(cluster.bootstrap) as client:
         client.metadata()
         cluster.kill(0)
+        client.timeout_ms = 1000
         with pytest.raises(ConnectionFailed, match="CreateTopics of again: connection refused"):
             client.create_topic("again", partitions=1)
     assert len(tried) < 50

@@ -136,9 +136,10 @@ def test_nothing_is_sent_twice_after_an_interrupt(kept_broker, monkeypatch, wher
 def test_what_nobody_takes_is_not_waited_for_forever(kept_cluster):
     cluster = kept_cluster()
     topic = cluster.create_topic(partitions=1)
-    with Client(cluster.bootstrap, timeout_ms=500) as client:
+    with Client(cluster.bootstrap) as client:
         client.produce(topic, [OutRecord(b"k", b"v")])
         cluster.pause(0)
+        client.timeout_ms = 500
         try:
             with pytest.raises(NoResponse, match="not taken within"):
                 for _ in range(20):

@@ -136,13 +136,13 @@ def test_a_device_that_fails_while_the_mark_is_written_takes_the_proof(disk, mon
     def slow(*given) -> None:
         came.clear()
         failing.start()
-        assert came.wait(10)
+        assert came.wait(60)
         write(*given)
 
     monkeypatch.setattr(directory, "_marking", Lock())
     monkeypatch.setattr(checkpoints, "write_running", slow)
     directory.mark_running(9)
-    failing.join(10)
+    failing.join(60)
     assert opened(directory.disk.after_kill()).proven_epoch == -1
 
 

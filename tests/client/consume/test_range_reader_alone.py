@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from kept.client.consume import range_reader
 from kept.client.consume.fetch import Fetched, FetchLimits
 from kept.client.consume.leader_offsets import OffsetAt
 from kept.client.consume.positions import EARLIEST
@@ -52,7 +53,7 @@ def read(isolation: IsolationLevel) -> tuple[list[int], int]:
     client = OpenTransaction()
     limits = FetchLimits(isolation=isolation)
     one = RangeReader(
-        client, TP, 0, 1, limits, timeout_ms=200, topic_id=TOPIC_ID, until_caught_up=True
+        client, TP, 0, 1, limits, timeout_ms=60_000, topic_id=TOPIC_ID, until_caught_up=True
     )
     found = []
     for chunk in one.chunks():
@@ -76,7 +77,22 @@ class KnowsNothingYet(OpenTransaction):
         return Fetched(tp, None, b"", 0, 0, 0, ())
 
 
-def test_who_has_nothing_yet_is_not_asked_without_a_pause():
+class Clock:
+    """Time passes where somebody sleeps, and a millisecond when somebody looks."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        self.now_s += 0.001
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_who_has_nothing_yet_is_not_asked_without_a_pause(monkeypatch):
+    monkeypatch.setattr(range_reader, "time", Clock())
     client = KnowsNothingYet()
     one = RangeReader(client, TP, 0, 10, FetchLimits(), timeout_ms=300, topic_id=TOPIC_ID)
     with pytest.raises(RequestTimedOut, match="no batch within"):
@@ -109,7 +125,8 @@ class CutBack(OpenTransaction):
 
 
 def follow(client: CutBack, start: int = 0, *, fails: bool = True) -> tuple[list[int], list[str]]:
-    one = RangeReader(client, TP, start, 10, FetchLimits(), timeout_ms=200, fail_on_data_loss=fails)
+    limits = FetchLimits()
+    one = RangeReader(client, TP, start, 10, limits, timeout_ms=60_000, fail_on_data_loss=fails)
     found = []
     for chunk in one.chunks():
         for _, header in headers(chunk.records):

@@ -205,7 +205,7 @@ async def opened(lone, path):
 
 async def next_event(reader):
     while True:
-        line = await asyncio.wait_for(reader.readline(), 10)
+        line = await asyncio.wait_for(reader.readline(), 60)
         if line.startswith(b"data: "):
             return json.loads(line.removeprefix(b"data: "))
 
@@ -278,7 +278,7 @@ async def test_it_ends_with_the_right_to_it(lone, path, monkeypatch):
     await asyncio.sleep(0.1)
     assert not waiting.done()
     rules[0] = AclIndex()
-    assert await asyncio.wait_for(waiting, 5) is None
+    assert await asyncio.wait_for(waiting, 60) is None
     while routes.context.streams._open:  # its place is free again
         await asyncio.sleep(0.01)
 

@@ -8,6 +8,7 @@ back-off. A large snapshot has a connection of its own, so that heartbeats never
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -267,7 +268,7 @@ class Channel:
                 self._wanted.clear()
             self._urgent.clear()
             await asyncio.sleep(PAUSE_S)
-            jitter = self._peers.uniform(0.5, 1.5)
+            jitter = random.uniform(0.5, 1.5)
             try:
                 async with asyncio.timeout((HELD_BACKOFF_S if is_held else pause_s) * jitter):
                     await self._urgent.wait()

@@ -14,7 +14,6 @@ it as well, never starts it, and answers its own calls.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID
@@ -70,7 +69,6 @@ class Peers:
     ``on_message`` gets what peers send; ``on_peer_down`` the id of a node whose process is gone;
     ``on_control_lost`` the id of a broker that sends no more heartbeats here, because the
     connection that it sent them on broke, or for another controller. All are called on the loop.
-    ``uniform(low, high)`` is what back-offs are jittered with.
     """
 
     def __init__(
@@ -85,7 +83,6 @@ class Peers:
         has_log: bool = False,
         directory_id: UUID | None = None,
         own_address: Address = ("", 0),
-        uniform: Callable[[float, float], float] = random.uniform,
         tls: Callable[[], ssl.SSLContext | None] = _without_tls,
     ) -> None:
         self.node_id = node_id
@@ -93,7 +90,6 @@ class Peers:
         self.incarnation = incarnation
         self.loop = loop
         self.own_address = own_address
-        self.uniform = uniform
         self.tls = tls
         """The TLS of connections to others, as it is now."""
         self._addresses = addresses

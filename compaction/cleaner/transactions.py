@@ -84,8 +84,8 @@ def _note_marker(
         if untouched or stays_empty:
             markers.empties.append(event.first)
         return
-    may_go = event.kind in (ABORT, COMMIT) and not has_data and not untouched
-    if may_go and event.horizon_ms != -1 and event.horizon_ms <= now_ms:
+    can_discard = event.kind in (ABORT, COMMIT) and not has_data and not untouched
+    if can_discard and event.horizon_ms != -1 and event.horizon_ms <= now_ms:
         markers.removed.add(event.first)
         if stays_empty:
             markers.empties.append(event.first)
@@ -93,7 +93,7 @@ def _note_marker(
     markers.kept.add(event.first)
     if event.horizon_ms != -1:
         markers.horizons.append((event.first, event.horizon_ms))
-    elif may_go:
+    elif can_discard:
         markers.horizons.append((event.first, horizon_ms))
 
 

@@ -175,7 +175,7 @@ class Callers:
         """A call begins; None: there is no place."""
         limit = self._config.current.grpc_max_requests
         while len(self._calls) >= limit:
-            other = self._giving_way(caller.host, limit)
+            other = self._call_to_evict(caller.host, limit)
             if other is None:
                 return None
             other.evict()
@@ -185,21 +185,21 @@ class Callers:
         self._rank(caller)
         return call
 
-    def _giving_way(self, host: str, limit: int) -> Call | None:
+    def _call_to_evict(self, host: str, limit: int) -> Call | None:
         """Whose place is taken for one more call, from ``host``."""
         calls, spared = self._calls, set[Caller]()
 
-        def may_go(call: Call) -> bool:
+        def is_evictable(call: Call) -> bool:
             return call.work is not None or call.caller not in spared
 
         if not is_secured(self._config.current):
             spared.update(call.caller for call in calls.members(_UNTAKEN + 1))
             idle, others = (_UNTAKEN, _WAITING), (_ANONYMOUS, _RETURNED, _CHECKED, _SERVED)
             return calls.pop_beyond_share(
-                host, limit, idle, others, kept_idle=limit // MIN_SHARES, may_go=may_go
+                host, limit, idle, others, kept_idle=limit // MIN_SHARES, is_evictable=is_evictable
             )
         spared.update(call.caller for call in calls.members() if call.has_login)
-        other = calls.pop_first((_UNTAKEN, _WAITING, _ANONYMOUS, _RETURNED), may_go)
+        other = calls.pop_first((_UNTAKEN, _WAITING, _ANONYMOUS, _RETURNED), is_evictable)
         if other is None and calls.of_rank(_CHECKED) > limit // CHECKED_SHARE:
             other = calls.pop_last(_CHECKED)
         if other is None:

@@ -69,10 +69,10 @@ class CachedPartition:
         self.at_end = False
         """The last reading found all there is: once that is answered, it may rest."""
 
-    def has_news(self, data: codec.PartitionData) -> bool:
+    def must_respond(self, data: codec.PartitionData) -> bool:
         """Whether a response must carry ``data``; remembers it as answered."""
         state = data[1:5]
-        news = (
+        must_respond = (
             data.records is not None
             or data.error_code != 0
             or data.diverging is not None
@@ -83,7 +83,7 @@ class CachedPartition:
         # a divergence, which a follower that has cut its log is to hear has ended.
         agrees = data.error_code == 0 and data.diverging is None
         self.last_response = state if agrees else None
-        return news
+        return must_respond
 
     def read_from(self, partition: Partition) -> None:
         """It is this replica that is read: a topic's name may come to mean another one."""
@@ -99,19 +99,21 @@ class CachedPartition:
         if partition is None or session is None:
             return
         if session.replica_id < 0:
-            partition.add_waiter(self.moved)
+            partition.add_waiter(self.mark_due_and_wake)
         else:
-            partition.add_waiter(self.moved, replica=True)
-            partition.add_waiter(self.moved if session.awaits_commits else self.committed)
+            partition.add_waiter(self.mark_due_and_wake, replica=True)
+            partition.add_waiter(
+                self.mark_due_and_wake if session.awaits_commits else self.mark_due
+            )
 
     def unwatch(self) -> None:
         """Hear of nothing any more."""
         if self.partition is not None:
-            self.partition.remove_waiter(self.moved)
-            self.partition.remove_waiter(self.committed)
+            self.partition.remove_waiter(self.mark_due_and_wake)
+            self.partition.remove_waiter(self.mark_due)
 
-    def moved(self) -> None:
-        """There is something new to read, or to be told: who waits for this session looks."""
+    def mark_due_and_wake(self) -> None:
+        """There is something new to read, or to be told: the fetch that is parked reads again."""
         session, partition = self.session, self.partition
         self.unwatch()
         if session is None:
@@ -122,13 +124,13 @@ class CachedPartition:
             # The end has not moved since this is watched: what that follower had then, it had with
             # every request since, though they did not name the partition.
             partition.follower_polled(session.replica_id, session.last_used_ms)
-        if session.on_news is not None:
-            session.on_news()
+        if session.wake_fetch is not None:
+            session.wake_fetch()
 
-    def committed(self) -> None:
+    def mark_due(self) -> None:
         """There is something to be told with the next answer; the end is watched on."""
         if self.partition is not None:
-            self.partition.remove_waiter(self.committed)
+            self.partition.remove_waiter(self.mark_due)
         self.at_end = False
         if self.session is not None:
             self.session.due[self.key] = self
@@ -147,13 +149,13 @@ class Session:
         "epoch",
         "id",
         "last_used_ms",
-        "on_news",
         "on_time_up",
         "owner",
         "partitions",
         "recheck",
         "replica_id",
         "uses_ids",
+        "wake_fetch",
     )
 
     def __init__(
@@ -179,8 +181,8 @@ class Session:
         self.partitions: dict[Key, CachedPartition] = {}
         self.due: dict[Key, CachedPartition] = {}
         """What does not rest, in the order of reading: who got records goes to the end."""
-        self.on_news: Callable[[], None] | None = None
-        """Of the request that is parked."""
+        self.wake_fetch: Callable[[], None] | None = None
+        """Makes the request that is parked, or reads in slices, read again; None: there is none."""
         self.on_time_up: Callable[[], None] | None = None
         """Of the request that is parked, too; None: none is."""
         self._wait_ends_at = self._timer_at = 0.0
@@ -281,7 +283,7 @@ class Session:
     def close(self) -> None:
         """It is used no more; a request that is parked is answered when its time is up."""
         self.closed = True
-        self.on_news = None
+        self.wake_fetch = None
         if self.on_time_up is None:
             self._cancel_timer()
         for cached in self.partitions.values():

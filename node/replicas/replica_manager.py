@@ -335,12 +335,12 @@ class ReplicaManager:
         if directory.offline is not None:  # which has been told
             self._unavailable(tp, directory.offline)
             return
-        is_news = self._table.by_name[tp.topic.encode()].offline.get(tp.partition) != why
+        is_new_reason = self._table.by_name[tp.topic.encode()].offline.get(tp.partition) != why
         self._unavailable(tp, why)
         self.roles.replica_offline(tp, record)
         if not isinstance(error, KeptError):
             log.exception("partition offline", error, topic=tp.topic)
-        elif is_news:
+        elif is_new_reason:
             log.error("partition offline", topic=tp.topic, partition=tp.partition, error=str(error))
         if isinstance(error, MachineError):
             self._fail(directory, error)

@@ -62,14 +62,14 @@ class ConnectionSlots(Generic[T]):
             members.pop(member, None)
 
     def pop_first(
-        self, ranks: tuple[int, ...], may_go: Callable[[T], bool] = lambda _: True
+        self, ranks: tuple[int, ...], is_evictable: Callable[[T], bool] = lambda _: True
     ) -> T | None:
-        """Take the place from the first member of the first of ``ranks`` that has one which
-        ``may_go``; None: there is none.
+        """Take the place from the first member that ``is_evictable`` of the first of ``ranks`` that
+        has one; None: there is none.
         """
         for rank in ranks:
             for member in self._by_rank[rank]:
-                if may_go(member):
+                if is_evictable(member):
                     del self._by_rank[rank][member]
                     return member
         return None
@@ -84,12 +84,12 @@ class ConnectionSlots(Generic[T]):
         limit: int,
         rank: int,
         user_of: Callable[[T], str],
-        may_go: Callable[[T], bool] = lambda _: True,
+        is_evictable: Callable[[T], bool] = lambda _: True,
     ) -> T | None:
         """Take a place for whoever has yet to log in, where all ``limit`` are taken: that of the
-        newest of ``rank`` which ``may_go`` of the user who has most of that, if it is more than a
-        quarter of all, and while ``rank`` has more than three quarters. Of less than four places
-        none is taken.
+        newest of ``rank`` that ``is_evictable``, of the user who has most of that, if it is more
+        than a quarter of all, and while ``rank`` has more than three quarters. Of less than four
+        places none is taken.
         """
         members, quarter = self._by_rank[rank], limit // MIN_SHARES
         if len(members) <= limit - quarter:
@@ -98,7 +98,7 @@ class ConnectionSlots(Generic[T]):
         if most <= quarter:
             return None
         for member in reversed(members):
-            if user_of(member) == greedy and may_go(member):
+            if user_of(member) == greedy and is_evictable(member):
                 del members[member]
                 return member
         return None
@@ -111,13 +111,14 @@ class ConnectionSlots(Generic[T]):
         served: tuple[int, ...],
         *,
         kept_idle: int = 0,
-        may_go: Callable[[T], bool] = lambda _: True,
+        is_evictable: Callable[[T], bool] = lambda _: True,
     ) -> T | None:
         """Take a place for one more member from ``host``, where all ``limit`` are taken. Other
         ranks than ``idle`` and ``served`` keep theirs, and count in no share.
 
-        Of the ranks ``idle`` one which ``may_go`` gives way whose network has more than its share,
-        or is that of ``host`` and has its share; else any, while there are more than ``kept_idle``.
+        Of the ranks ``idle`` one that ``is_evictable`` gives way whose network has more than its
+        share, or is that of ``host`` and has its share; else any, while there are more than
+        ``kept_idle``.
         Then the newest of ``served`` does, the highest rank first, of the address that has most: in
         the network that has most, if that is more than its share and that of ``host`` has less, or
         in its own where that has its share and ``host`` has fewer. Then any of ``idle``, where the
@@ -132,22 +133,22 @@ class ConnectionSlots(Generic[T]):
         share = max(1, shared // max(MIN_SHARES, len(taken.keys() | {network})))
         has_less = taken[network] < share
 
-        def gives_way(member: T) -> bool:
+        def is_beyond_share(member: T) -> bool:
             of = network_of(member.host)
             if of == network:
-                return not has_less and hosts[member.host] >= hosts[host] and may_go(member)
-            return taken[of] > share and may_go(member)
+                return not has_less and hosts[member.host] >= hosts[host] and is_evictable(member)
+            return taken[of] > share and is_evictable(member)
 
-        other = self.pop_first(idle, gives_way)
+        other = self.pop_first(idle, is_beyond_share)
         if other is None and sum(map(self.of_rank, idle)) > kept_idle:
-            other = self.pop_first(idle, may_go)
+            other = self.pop_first(idle, is_evictable)
         if other is None and has_less:
             greedy = max(taken, key=taken.__getitem__, default=network)
             other = self._pop_newest(greedy, served) if taken[greedy] > share else None
         elif other is None:
             other = self._pop_newest(network, served, more_than=hosts[host] + 1)
         if other is None and has_less:
-            other = self.pop_first(idle, may_go)
+            other = self.pop_first(idle, is_evictable)
         return other
 
     def _pop_newest(self, network: str, ranks: tuple[int, ...], more_than: int = 0) -> T | None:

@@ -73,7 +73,7 @@ class RetrySchedule:
         The log is cut before the manifest is tried again. That waits where the leader of this
         ``epoch`` has sent what is there already: it lacks the record, too.
         """
-        if not self._is_news(epoch, generation, offset):
+        if not self._is_new_failure(epoch, generation, offset):
             self.reason = f"{self._lacking(generation, offset)}; its leader does not send it"
             return
         self.cancel()
@@ -95,7 +95,7 @@ class RetrySchedule:
             f"{self._lacking(generation, offset)}; no other replica is in sync that might have it. "
             f"{REMEDY}"
         )
-        if self._is_news(epoch, generation, offset):
+        if self._is_new_failure(epoch, generation, offset):
             log.warning(
                 "a record that survives is missing on all replicas in sync",
                 topic=self.topic_partition.topic,
@@ -108,7 +108,7 @@ class RetrySchedule:
     def _lacking(self, generation: str, offset: int) -> str:
         return f"the record at offset {offset} survives in generation {generation}, and is missing"
 
-    def _is_news(self, *lacks: object) -> bool:
+    def _is_new_failure(self, *lacks: object) -> bool:
         known, self._lacks = lacks == self._lacks, lacks
         return not known
 

@@ -62,13 +62,13 @@ def test_changes_and_forgotten_partitions():
 def test_news():
     session = cache().open(request(topics=[(b"a", [FetchPartition(0, 0, 1)])]), False, 0)[1]
     cached = session.partitions[b"a", 0]
-    assert cached.has_news(PartitionData(0, 0, 5, 5, 0))
-    assert not cached.has_news(PartitionData(0, 0, 5, 5, 0))
-    assert cached.has_news(PartitionData(0, 0, 6, 5, 0))
-    assert cached.has_news(PartitionData(0, 0, 6, 5, 0, None, b"x"))
-    assert cached.has_news(PartitionData(0, 3))
-    assert cached.has_news(PartitionData(0, 3))
-    assert cached.has_news(PartitionData(0, 0, 6, 5, 0))
+    assert cached.must_respond(PartitionData(0, 0, 5, 5, 0))
+    assert not cached.must_respond(PartitionData(0, 0, 5, 5, 0))
+    assert cached.must_respond(PartitionData(0, 0, 6, 5, 0))
+    assert cached.must_respond(PartitionData(0, 0, 6, 5, 0, None, b"x"))
+    assert cached.must_respond(PartitionData(0, 3))
+    assert cached.must_respond(PartitionData(0, 3))
+    assert cached.must_respond(PartitionData(0, 0, 6, 5, 0))
 
 
 def test_a_follower_hears_that_its_log_agrees_though_nothing_else_is_new():
@@ -77,9 +77,9 @@ def test_a_follower_hears_that_its_log_agrees_though_nothing_else_is_new():
     """
     session = cache().open(request(topics=[(b"a", [FetchPartition(0, 0, 1)])]), False, 0)[1]
     cached = session.partitions[b"a", 0]
-    assert cached.has_news(PartitionData(0, 0, 5, 5, 0, diverging=(0, 5)))
-    assert cached.has_news(PartitionData(0, 0, 5, 5, 0))
-    assert not cached.has_news(PartitionData(0, 0, 5, 5, 0))
+    assert cached.must_respond(PartitionData(0, 0, 5, 5, 0, diverging=(0, 5)))
+    assert cached.must_respond(PartitionData(0, 0, 5, 5, 0))
+    assert not cached.must_respond(PartitionData(0, 0, 5, 5, 0))
 
 
 class Replica:
@@ -275,27 +275,27 @@ QUIET = PartitionData(0, 0, 5, 5, 0)
 )
 def test_whatever_moves_is_news_once(changed):
     _, cached, _ = reading()
-    assert cached.has_news(QUIET) and not cached.has_news(QUIET)
-    assert not cached.has_news(QUIET._replace(partition=9, aborted=[(1, 2)]))
+    assert cached.must_respond(QUIET) and not cached.must_respond(QUIET)
+    assert not cached.must_respond(QUIET._replace(partition=9, aborted=[(1, 2)]))
     moved = QUIET._replace(**{changed: 7})
-    assert cached.has_news(moved)
-    assert cached.has_news(moved) == (changed == "error_code"), "an error is told each time"
+    assert cached.must_respond(moved)
+    assert cached.must_respond(moved) == (changed == "error_code"), "an error is told each time"
 
 
 @pytest.mark.parametrize("replica", [0, 1])
 def test_a_replica_to_read_from_instead_is_news(replica):
     _, cached, _ = reading()
-    cached.has_news(QUIET)
-    assert cached.has_news(QUIET._replace(preferred_replica=replica))
-    assert not cached.has_news(QUIET)
+    cached.must_respond(QUIET)
+    assert cached.must_respond(QUIET._replace(preferred_replica=replica))
+    assert not cached.must_respond(QUIET)
 
 
 def test_what_is_read_to_its_end_rests_until_its_replica_moves():
     session, cached, replica = reading()
     heard = []
-    session.on_news = lambda: heard.append(True)
+    session.wake_fetch = lambda: heard.append(True)
     session.responded(cached, QUIET)
-    assert not session.due and replica.moves == [cached.moved] and not replica.ends
+    assert not session.due and replica.moves == [cached.mark_due_and_wake] and not replica.ends
     cached.at_end = True
     replica.moves[0]()
     assert list(session.due.values()) == [cached] and heard == [True]
@@ -328,15 +328,17 @@ def test_a_follower_waits_for_the_end_and_hears_of_commits_later(follower, await
     """At once where consumers read from it."""
     session, cached, replica = reading(follower, now_ms=77)
     heard = []
-    session.awaits_commits, session.on_news = awaits_commits, lambda: heard.append(True)
+    session.awaits_commits, session.wake_fetch = awaits_commits, lambda: heard.append(True)
     session.responded(cached, QUIET)
-    assert replica.ends == [cached.moved]
-    assert replica.moves == [cached.moved if awaits_commits else cached.committed]
+    assert replica.ends == [cached.mark_due_and_wake]
+    assert replica.moves == [cached.mark_due_and_wake if awaits_commits else cached.mark_due]
     cached.at_end = True
     replica.moves[0]()
     assert list(session.due.values()) == [cached] and not cached.at_end
     assert heard == [True] * awaits_commits and not replica.moves
-    assert replica.ends == ([] if awaits_commits else [cached.moved]), "the end is watched on"
+    assert replica.ends == ([] if awaits_commits else [cached.mark_due_and_wake]), (
+        "the end is watched on"
+    )
     assert replica.polled == [(follower, 77)] * awaits_commits
     if not awaits_commits:
         replica.ends[0]()
@@ -352,10 +354,10 @@ def test_a_follower_of_any_number_that_forgets_a_partition_follows_no_more():
 def test_a_session_that_is_parked_watches_what_is_due_and_a_closed_one_nothing():
     session, cached, replica = reading()
     session.watch()
-    assert replica.moves == [cached.moved]
-    session.on_news = print
+    assert replica.moves == [cached.mark_due_and_wake]
+    session.wake_fetch = print
     session.close()
-    assert not replica.moves and session.on_news is None
+    assert not replica.moves and session.wake_fetch is None
     session.watch()
     assert not replica.moves
     unread = cache().open(named(1), False, 0)[1]
@@ -366,12 +368,12 @@ def test_another_replica_under_the_same_name_is_watched_instead():
     session, cached, replica = reading()
     session.watch()
     cached.read_from(replica)
-    assert replica.moves == [cached.moved], "it is the same"
+    assert replica.moves == [cached.mark_due_and_wake], "it is the same"
     other = Watched()
     cached.read_from(other)
     assert not replica.moves
     session.watch()
-    assert other.moves == [cached.moved] and not replica.moves
+    assert other.moves == [cached.mark_due_and_wake] and not replica.moves
 
 
 @pytest.mark.parametrize(("epoch", "told"), [(4, False), (5, True)])
@@ -380,12 +382,12 @@ def test_a_new_leader_epoch_is_told_that_the_logs_agree(epoch, told):
     known = FetchPartition(0, 0, 1, 4)
     session = cache().open(request(topics=[(b"a", [known])]), False, 0)[1]
     cached = session.partitions[b"a", 0]
-    cached.has_news(QUIET)
+    cached.must_respond(QUIET)
     session.due.clear()
     wanted = known._replace(current_leader_epoch=epoch, fetch_offset=3)
     session.update(request(session.id, 1, topics=[(b"a", [wanted])]))
     assert session.due == {(b"a", 0): cached} and cached.request == wanted
-    assert cached.has_news(QUIET) == told
+    assert cached.must_respond(QUIET) == told
 
 
 def test_only_consumers_read_all_again_after_a_change_of_access():

@@ -243,7 +243,7 @@ class PendingFetch:
         move while others are read.
         """
         self._work = work
-        self._session.on_news = self._wake
+        self._session.wake_fetch = self._wake
         for cached, _ in self._results:
             cached.watch()
 
@@ -291,7 +291,7 @@ class PendingFetch:
             self._reply = self._connection.reserve_response()
         session, loop = self._session, self._context.runtime.loop
         session.wait_until(self._started + self._max_wait_ms / 1000, loop, self._finish)
-        session.on_news = self._wake
+        session.wake_fetch = self._wake
         session.watch()
         self._connection.parked[self] = None
 
@@ -425,8 +425,8 @@ class PendingFetch:
         session.wait_ended(self._finish)
         if session.id == SESSIONLESS:
             session.close()
-        elif session.on_news == self._wake:
-            session.on_news = None
+        elif session.wake_fetch == self._wake:
+            session.wake_fetch = None
 
     def _read(self, *, again: bool = False) -> Steps[Read]:
         """Read what is due, one partition a step; ``again``: this request has been read before."""
@@ -568,9 +568,9 @@ class PendingFetch:
             if number % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
                 yield
             if session.id != SESSIONLESS:
-                news = cached.has_news(data)
+                must_respond = cached.must_respond(data)
                 session.responded(cached, data)
-                if not news and self._session_epoch != 0:
+                if not must_respond and self._session_epoch != 0:
                     continue
             name = cached.key[0]
             if grouped and grouped[-1][0] == name:

@@ -197,16 +197,14 @@ def leads_any_partition(image: Image, broker_id: int) -> bool:
     )
 
 
-def unregister_broker(
-    image: Image, broker_id: int, unclean_allowed: UncleanAllowed = never_unclean
-) -> list[MetadataRecord]:
+def unregister_broker(image: Image, broker_id: int) -> list[MetadataRecord]:
     """A broker leaves for good; its replicas stay assigned. Raises BrokerIdNotRegistered."""
     broker = image.brokers.get(broker_id)
     if broker is None:
         raise BrokerIdNotRegistered(f"Broker ID {broker_id} is not currently registered")
     record = UnregisterBrokerRecord(broker_id, broker.broker_epoch)
     out, _ = image.apply([record])
-    return [record, *without_broker(out, broker_id, unclean_allowed)]
+    return [record, *without_broker(out, broker_id)]
 
 
 def allocate_producer_ids(

@@ -119,9 +119,8 @@ class Batcher(Generic[Key]):
     """Collects keys and sends many at a time, one call after another.
 
     ``send`` gets the oldest ``max_batch`` keys, each once however often it was added, and returns
-    those that are to be sent again after a while: ``backoff_s`` at first, twice as long after each
-    call that returned any, ``backoff_max_s`` at most. What it raises is a bug: it is logged, and
-    all are sent again.
+    those that are to be sent again after about ``backoff_s``. What it raises is a bug: it is
+    logged, and all are sent again.
     """
 
     def __init__(
@@ -131,13 +130,11 @@ class Batcher(Generic[Key]):
         *,
         max_batch: int,
         backoff_s: float,
-        backoff_max_s: float | None = None,
     ) -> None:
         self._loop = loop
         self._send = send
         self._max_batch = max_batch
         self._backoff_s = backoff_s
-        self._backoff_max_s = backoff_s if backoff_max_s is None else backoff_max_s
         self._waiting: dict[Key, None] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -160,7 +157,6 @@ class Batcher(Generic[Key]):
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        backoff_s = self._backoff_s
         try:
             await asyncio.sleep(0)
             while self._waiting:
@@ -168,12 +164,9 @@ class Batcher(Generic[Key]):
                 for key in batch:
                     del self._waiting[key]
                 unsent = await self._try(batch)
-                if not unsent:
-                    backoff_s = self._backoff_s
-                    continue
-                self._waiting.update(dict.fromkeys(unsent))
-                await asyncio.sleep(backoff_s * uniform(0.5, 1.5))
-                backoff_s = min(2 * backoff_s, self._backoff_max_s)
+                if unsent:
+                    self._waiting.update(dict.fromkeys(unsent))
+                    await asyncio.sleep(self._backoff_s * uniform(0.5, 1.5))
         finally:
             self._task = None
 

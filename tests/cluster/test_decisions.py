@@ -108,7 +108,7 @@ class World:
             case "shut-down":
                 return shut_down_broker(image, broker_id, epoch)
             case "unregister":
-                return unregister_broker(image, broker_id, self.allowed)
+                return unregister_broker(image, broker_id)
             case "create":
                 self.ids += 1
                 wanted = CreateTopic(

@@ -63,8 +63,9 @@ class Peers:
 
     ``addresses`` says where a node's listener for nodes is, or None; it is asked at each connect.
     A node that came says so itself, and that counts: one that nobody has registered yet, or that
-    moved, is reached by no other way. ``own_address`` is what this node says of itself.
-    ``cluster_id``, ``voters`` and ``has_log`` are what Hello tells; whoever learns them sets them.
+    moved, is reached by no other way. ``cluster_id``, ``voters``, ``has_log``,
+    ``directory_id`` and ``own_address`` are what Hello tells of this node; whoever learns them sets
+    them.
 
     ``on_message`` gets what peers send; ``on_peer_down`` the id of a node whose process is gone;
     ``on_control_lost`` the id of a broker that sends no more heartbeats here, because the
@@ -79,17 +80,13 @@ class Peers:
         loop: asyncio.AbstractEventLoop,
         addresses: Callable[[int], tuple[Address, ...]],
         *,
-        voters: tuple[ConfiguredVoter, ...] = (),
-        has_log: bool = False,
-        directory_id: UUID | None = None,
-        own_address: Address = ("", 0),
         tls: Callable[[], ssl.SSLContext | None] = _without_tls,
     ) -> None:
         self.node_id = node_id
         self.cluster_id = cluster_id
         self.incarnation = incarnation
         self.loop = loop
-        self.own_address = own_address
+        self.own_address: Address = ("", 0)
         self.tls = tls
         """The TLS of connections to others, as it is now."""
         self._addresses = addresses
@@ -98,9 +95,9 @@ class Peers:
         self._announced_voters: dict[int, Address] = {}
         """Where nodes with a metadata log said that its voters are: a list of settings need not
         name the voter that leads."""
-        self.voters = voters
-        self.has_log = has_log
-        self.directory_id = directory_id
+        self.voters: tuple[ConfiguredVoter, ...] = ()
+        self.has_log = False
+        self.directory_id: UUID | None = None
         self.may_lead: Callable[[Message], bool] = _anybody
         """Whether a message's sender may lead, as the metadata log here has it."""
         self.on_message: Callable[[Message], None] = _nothing

@@ -47,9 +47,10 @@ class One:
         cluster = more.pop("cluster_id", "c1")
         self.tls = more.pop("server_tls", None)
         self.port = port
-        self.peers = Peers(
-            node_id, cluster, uuid.uuid4(), asyncio.get_running_loop(), net.addresses, **more
-        )
+        loop = asyncio.get_running_loop()
+        self.peers = Peers(node_id, cluster, uuid.uuid4(), loop, net.addresses)
+        for name, value in more.items():
+            setattr(self.peers, name, value)
         self.peers.on_message = self.messages.put_nowait
         self.peers.on_peer_down = self.down.put_nowait
         self.peers.on_control_lost = self.lost.put_nowait

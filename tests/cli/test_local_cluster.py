@@ -23,7 +23,7 @@ def test_three_nodes_from_up_to_down(offline, local_dir):
     roles = [node["role"] for node in offline("local", "status", "--json", *directory).json]
     assert sorted(roles) == ["broker", "broker", "controller"]
     shown = offline("local", "status", *directory).out
-    assert (shown.count("broker,voter"), shown.count("voter,controller")) == (3, 1)
+    assert (shown.count("broker,voter"), shown.count("voter,active controller")) == (3, 1)
     here = ("--bootstrap", f"localhost:{port + 1}")
     offline("topic", "create", "t", *here)
     described = offline("topic", "describe", "t", "--json", *here).json

@@ -80,6 +80,7 @@ def test_local_from_up_to_down(offline, local_dir):
     (status,) = offline("local", "status", "--json", *directory).json
     assert (status["state"], status["role"], status["port"]) == ("running", "controller", port)
     assert status["roles"] == ["broker", "voter", "controller"]
+    assert "broker,voter,active controller" in offline("local", "status", *directory).out
     assert "has 1 node, not 3" in offline("local", "up", "--nodes", 3, *directory, status=1).err
     os.kill(status["pid"], signal.SIGSTOP)
     (stalled,) = offline("local", "status", "--json", *directory).json

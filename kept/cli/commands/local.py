@@ -279,7 +279,7 @@ def status(*, directory: str, as_json: bool) -> None:
     """Show the nodes of --dir, and the roles that each reports.
 
     A broker serves clients, a voter decides about the cluster with the others, and one of the
-    voters is the controller.
+    voters is the active controller.
     """
     rows = []
     for node in existing_nodes(directory):
@@ -299,7 +299,8 @@ def status(*, directory: str, as_json: bool) -> None:
         show_json(rows)
         return
     columns = ("node", "state", "roles", "pid", "port", "directory")
-    show_table(columns, [[row[c] for c in columns] for row in rows])
+    shown = [row | {"roles": _shown_roles(row["roles"])} for row in rows]
+    show_table(columns, [[row[c] for c in columns] for row in shown])
     for row in rows:
         if row["role"] not in (None, "broker", "controller"):
             echo(f"node {row['node']} is not ready: {row['role']}")
@@ -338,6 +339,13 @@ def _roles(node: LocalNode, summary: dict[str, Any]) -> list[str]:
         "controller": summary["controller_id"] == node.number,
     }
     return [name for name, is_so in roles.items() if is_so]
+
+
+def _shown_roles(roles: list[str] | None) -> list[str] | None:
+    """The same for people: in ``kept cluster status`` every voter has the role ``controller``."""
+    if roles is None:
+        return None
+    return ["active controller" if role == "controller" else role for role in roles]
 
 
 _numbers_argument = click.argument(

@@ -8,7 +8,7 @@ import pytest
 
 from kept.storage import records
 from kept.storage.checkpoints import read_epochs
-from kept.storage.errors import CorruptMessage
+from kept.storage.errors import CorruptMessage, OffsetOutOfRange
 from kept.storage.log.leader_epoch_cache import LeaderEpochCache
 from kept.storage.log.log import Log
 from kept.storage.records import build_batch, python
@@ -79,18 +79,56 @@ def test_one_pass_over_all_batches(check, size) -> None:
 
 def test_an_answer_over_several_segments(disk) -> None:
     log = open_log(disk)
-    data = b"".join(batch(base, 5) for base in range(0, 100, 5))
+    sent = {base: batch(base, 5) for base in range(0, 100, 5)}
+    data = b"".join(sent.values())
     info = log.append_as_follower(data, NOW)
     assert (info.base_offset, info.last_offset) == (0, 99)
     log.write()
     assert len(log.segments) > 1
     found = b"".join(segment.read(0, segment.size_bytes) for segment in log.segments)
     assert found == data
+    assert sum(segment.size_bytes for segment in log.segments) == len(data)
+    for base, content in sent.items():
+        assert log.read_batches(base, 1000, base + 5) == content
     log.check_invariants()
     again = open_log(disk.after_kill())
     assert again.log_end_offset == 100
     for offset in (0, 37, 99):
         assert again.read(offset, 10, 100) is not None
+
+
+@pytest.mark.parametrize(
+    ("start", "parts", "outcome"),
+    [
+        (0, [(0, 3), (3, 2)], (0, 5)),
+        (0, [(0, 3), (2, 2)], None),
+        (5, [(3, 4)], (3, 7)),
+        (6, [(3, 4), (9, 1)], (3, 10)),
+        (7, [(3, 4)], None),
+        (5, [(3, 4), (4, 8)], None),
+    ],
+)
+def test_only_the_first_batch_of_an_empty_log_may_begin_before_its_end(
+    disk, start, parts, outcome
+) -> None:
+    """Rule 31; nothing is appended of an answer whose batches overlap."""
+    log = open_log(disk, log_start_offset=start)
+    data = b"".join(batch(base, count) for base, count in parts)
+    if outcome is None:
+        with pytest.raises(OffsetOutOfRange, match="overlaps"):
+            log.append_as_follower(data, NOW)
+        outcome = (start, start)
+    else:
+        log.append_as_follower(data, NOW)
+    assert (log.log_start_offset, log.log_end_offset) == outcome
+
+
+@pytest.mark.parametrize(("newest", "end"), [(None, 9), (3, 9), (2, 4), (1, 2), (0, 0)])
+def test_batches_of_later_epochs_than_the_leaders_are_left_out(disk, newest, end) -> None:
+    log = open_log(disk)
+    data = batch(0, 2, 1) + batch(2, 2, 2) + batch(4, 1, 3) + batch(5, 4, 3)
+    log.append_as_follower(data, NOW, max_leader_epoch=newest)
+    assert log.log_end_offset == end
 
 
 def test_sequences_follow(disk) -> None:

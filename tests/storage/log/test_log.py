@@ -121,6 +121,19 @@ def test_rolls_by_size_age_and_index(kit, make_log) -> None:
     assert len(log.segments) > bases + 2
 
 
+@pytest.mark.parametrize(("now_ms", "bases"), [(None, [0]), (10_000, [0]), (10_001, [0, 1])])
+def test_a_segment_whose_first_batch_has_no_timestamp_rolls_by_the_clock(
+    kit, make_log, now_ms, bases
+) -> None:
+    """Without a time the clock is where the log saw it last."""
+    log = make_log(config=LogConfig(segment_ms=10_000))
+    for offset, at in ((0, 0), (1, now_ms)):
+        data = kit.batch(timestamp=-1)
+        patch(data, 0, offset, 0)
+        log.append_as_follower(bytes(data), None if at is None else kit.NOW + at)
+    assert log.segments.bases == bases
+
+
 def test_idempotent_producers(kit, make_log) -> None:
     log = make_log()
     sent = [kit.batch(2, pid=7, epoch=0, sequence=2 * n) for n in range(6)]
@@ -234,6 +247,16 @@ def test_truncation_leaves_the_batches_below(kit, disk, to, reopen) -> None:
     assert log.log_end_offset == end + 2
 
 
+def test_a_read_after_a_cut_finds_no_batch_that_is_gone(kit, make_log) -> None:
+    log = make_log()
+    for _ in range(6):
+        kit.append(log, kit.batch(2))
+    log.truncate_to(4)
+    kit.append(log, kit.batch(8))
+    for offset in range(4, 12):
+        assert log.read(offset, 10_000, 12) == log.read(4, 10_000, 12)
+
+
 def test_starting_over(kit, disk) -> None:
     log = kit.open_log(disk)
     for n in range(30):
@@ -271,6 +294,8 @@ def test_a_log_that_can_not_be_cut_back_refuses_everything(kit, disk, make_log) 
         kit.append(log, kit.batch())
     with pytest.raises(KafkaStorageError):
         kit.append(log, kit.batch())
+    with pytest.raises(KafkaStorageError):
+        log.append_as_follower(bytes(kit.batch()), kit.NOW)
     assert kit.contents(kit.open_log(disk.after_kill())) == []
 
 

@@ -10,7 +10,7 @@ from kept.storage import layout
 from kept.storage.errors import DamagedData, OffsetOutOfRange, OutOfOrderSequenceNumber
 from kept.storage.inspect.lost_files import Known, lost_segments, missing_records
 from kept.storage.log.missing_files import find_traces, report_missing
-from kept.storage.types import LogConfig
+from kept.storage.types import LogConfig, TopicPartition
 from tests.support.simulated_disk import SimulatedCrash
 
 HOUR = 3_600_000
@@ -142,11 +142,18 @@ def test_idle_compacted_logs_roll_by_lag(kit, make_log) -> None:
     assert [s.base_offset for s in log.segments] == [0, 1]
 
 
-def test_jitter_makes_logs_roll_apart(kit, disk) -> None:
-    config = LogConfig(segment_ms=HOUR, segment_jitter_ms=HOUR // 2)
-    log = kit.open_log(disk, config=config)
-    assert HOUR // 2 <= log.tail.roll_age_ms < HOUR
-    assert log.tail.roll_age_ms == kit.open_log(disk, config=config).tail.roll_age_ms
+@pytest.mark.parametrize(("jitter", "least"), [(10, HOUR - 10), (HOUR // 2, HOUR // 2), (HOUR, 1)])
+def test_jitter_makes_logs_roll_apart(make_log, jitter, least) -> None:
+    """By as much as it says, and never at once."""
+    log = make_log()
+    config = LogConfig(segment_ms=HOUR, segment_jitter_ms=jitter)
+    ages = []
+    for number in range(100):
+        for _ in range(2):
+            log.tail.configure(config, TopicPartition("t", number))
+            ages.append(log.tail.roll_age_ms)
+    assert ages[::2] == ages[1::2], "the same after a restart"
+    assert least <= min(ages) < max(ages) <= HOUR and len(set(ages)) >= min(jitter, 90)
 
 
 def check_producer(log, sequence: int) -> None:

@@ -15,12 +15,12 @@ from kept.cluster.security.acls import ANONYMOUS
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka import listener
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
-from kept.node.kafka.listener import PROBE_CONNECTIONS, HandedOver, Listener
+from kept.node.kafka.listener import PROBE_CONNECTIONS, Accepted, HandedOver, Listener
 from kept.node.parts import NodeParts
 from kept.node.runtime.connection_quota import ConnectionQuota
 from kept.node.security.sasl_authenticator import AccessTokenChecked
 from kept.node.security.session import ALLOW_ALL, Session, may_change_voters
-from kept.storage.errors import ConfigurationError
+from kept.storage.errors import ConfigurationError, InvalidRequest
 from tests.support.given import Given
 from tests.support.loops import run, turns
 
@@ -325,9 +325,10 @@ def test_everything_open_is_closed_at_the_end() -> None:
     aborted: list[int] = []
     transport = Given(abort=lambda: aborted.append(1))
     found.hand_over(goes, transport)  # type: ignore[arg-type]
+    found.throttle._waiting[Given(abort=lambda: aborted.append(2))] = HERE
     assert found.silent._timer is not None
     found.close_connections()
-    assert stays.aborted == [""] and aborted == [1] and not goes.aborted
+    assert stays.aborted == [""] and sorted(aborted) == [1, 2] and not goes.aborted
     assert found.silent._timer is None
 
 
@@ -372,6 +373,122 @@ def test_nobody_checks_a_password_that_sasl_would_not_take(user, password, asked
     transport = Given(get_extra_info=lambda name: (HERE, 1) if name == "peername" else None)
     assert asyncio.run(found.authenticate_password(transport, user, password)) is None
     assert checked == ([(user, password)] if asked else [])
+
+
+# What comes before a connection serves.
+
+
+def test_a_request_of_which_too_much_would_be_decoded_is_refused() -> None:
+    found = Site(kept_request_decoded_max_bytes="65536").listener()
+    found.check_decoded(65536)
+    with pytest.raises(InvalidRequest, match=r"65537 bytes .* kept\.request\.decoded\.max\.bytes"):
+        found.check_decoded(65537)
+
+
+@pytest.mark.parametrize("session", [None, Session("User:ada")])
+def test_the_end_of_a_pair_of_this_nodes_own_counts_nowhere(session) -> None:
+    found = Site().listener()
+    found.context.authorizer = ALLOW_ALL
+    opened: list[Any] = []
+    found.open = lambda *given, **more: opened.append((*given, more))  # type: ignore[method-assign]
+    transport: Any = Given(get_extra_info=lambda _: (HERE, 1))
+    Accepted(found, session).connection_made(transport)
+    ((over, served, more),) = opened
+    assert over is transport and more == ({} if session is None else {"from_this_node": True})
+    assert served is session or served.host == HERE
+
+
+@run
+async def test_a_pair_whose_other_end_is_not_served_is_closed(monkeypatch) -> None:
+    pair = [Given(setblocking=lambda _: None, closed=[]) for _ in range(2)]
+    for end in pair:
+        end.close = lambda end=end: end.closed.append(1)
+
+    async def fails(*_: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    found = Site().listener()
+    found.context.runtime.loop.connect_accepted_socket = fails
+    monkeypatch.setattr(listener.socket, "socketpair", lambda: pair)
+    with pytest.raises(OSError, match="Too many"):
+        await found.connect_here()
+    assert [end.closed for end in pair] == [[1], [1]]
+
+
+@pytest.mark.parametrize(
+    ("room", "unread", "served", "outcome"),
+    [
+        (100, b"", [], ""),
+        (100, b"abcdef", [b"abcdef"], ""),
+        (4, b"abcdefghij", [b"abcd", b"efgh", b"ij"], ""),
+        (0, b"ab", [], "more was sent behind a login than is served at once"),
+        (2, b"ab!def", [b"ab", b"!d"], "closed"),
+    ],
+)
+def test_what_came_in_already_is_served_first(room, unread, served, outcome, monkeypatch) -> None:
+    """As much at a time as the connection takes, until that closes."""
+    received: list[bytes] = []
+
+    class Made(Peer):
+        transport: Any = None
+        outcome = ""
+
+        def connection_made(self, transport: Any) -> None:
+            self.transport = transport
+            assert found.admit(self, 1)  # type: ignore[arg-type]
+
+        def get_buffer(self, _: int) -> memoryview:
+            self.buffer = bytearray(room)
+            return memoryview(self.buffer)
+
+        def buffer_updated(self, size: int) -> None:
+            received.append(bytes(self.buffer[:size]))
+            if b"!" in received[-1]:
+                self.transport, self.outcome = None, "closed"
+
+        def abort(self, why: str = "", **fields: Any) -> None:
+            self.outcome = why
+
+    made: list[Any] = []
+    found = Site().listener()
+    monkeypatch.setattr(
+        listener, "Connection", lambda *_, **more: made.append(Made(**more)) or made[0]
+    )
+    transport = Given(set_protocol=lambda protocol: made.append(protocol))
+    found.open(transport, Session(), unread, logged_in=bool(unread))
+    assert made[0] is made[1] and (received, made[0].outcome) == (served, outcome)
+    assert len(found.silent) == (not unread), "who has logged in need not speak at once"
+
+
+@pytest.mark.parametrize(
+    ("tls", "first", "expected"),
+    [
+        (None, b"\0\0\0\x14", True),
+        (None, b"GET ", True),
+        (None, b"\x16\x03\x01\x02", False),
+        (None, b"\x16\x03\x03\x02", False),
+        (None, b"\x16\x03\x04\x02", True),
+        (None, b"\x15\x03\x01\x02", True),
+        ("", b"\0\0\0\x14", True),
+        ("h2", b"PRI ", True),
+        ("h2", b"GET ", False),
+        ("http/1.1", b"GET ", True),
+        ("http/1.1", b"PRI ", False),
+        ("http/1.1", b"\0\0\0\x14", False),
+    ],
+)
+@pytest.mark.parametrize("peer", [(HERE, 1), None])
+def test_who_begins_as_another_protocol_than_it_named_is_not_served(
+    tls, first, expected, peer, capfd
+) -> None:
+    found = Site().listener()
+    negotiated = None if tls is None else Given(selected_alpn_protocol=lambda: tls or None)
+    extra = {"ssl_object": negotiated, "peername": peer}
+    assert found.is_expected(Given(get_extra_info=extra.get), first) is expected
+    told = capfd.readouterr().err
+    assert ("speaks TLS" in told) is (tls is None and not expected)
+    if told:
+        assert f"peer={HERE if peer else '?'}" in told
 
 
 # Idle and late ones.
@@ -582,6 +699,7 @@ async def test_a_token_is_of_the_address_that_showed_it_though_its_connection_ha
     transport = Given(get_extra_info=lambda _: peer[0])
     session = await found.authenticate(transport, b"Bearer a.b.c")
     assert session is not None and (session.principal, session.host) == ("User:ada", HERE)
+    assert session.expires_at == 1001.0 and found.context.counters.logins == 1
 
 
 # Who may change the voters.

@@ -85,12 +85,16 @@ def nothing_is_little(monkeypatch) -> None:
     monkeypatch.setattr(cut_preparation, "INLINE_BYTES", -1)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_state_is_the_same(seed, monkeypatch) -> None:
+@pytest.mark.parametrize(("seed", "snapshots"), [(0, True), (1, True), (2, True), (3, False)])
+def test_the_state_is_the_same(seed, snapshots, monkeypatch) -> None:
+    """Without snapshots several segments are read."""
     end = filled(seed).log_end_offset
     prepared = 0
     for offset in range(1, end, 2):
         plain, log = filled(seed), filled(seed)
+        for manager in (plain.producer_state, log.producer_state):
+            if not snapshots:
+                manager.remove_snapshots(manager.snapshot_offsets())
         plain.truncate_to(offset)
         preparation = log.prepare_cut(offset)
         if preparation is not None:
@@ -174,7 +178,8 @@ def test_damage_below_a_cut_is_told_before_anything_is_gone(little, monkeypatch)
     for _ in range(2):
         with pytest.raises(DamagedData, match="negative record count") as error:
             log.prepare_cut(offset)
-    assert error.value.path == segment.path(layout.LOG) and log.log_end_offset == end
+    assert (error.value.path, error.value.offset) == (segment.path(layout.LOG), -1)
+    assert log.log_end_offset == end
     log.disk.unlink(log.producer_state.path(base))  # so that there is something to read below
     preparation = log.prepare_cut(base)
     assert (preparation is None) is little
@@ -184,6 +189,17 @@ def test_damage_below_a_cut_is_told_before_anything_is_gone(little, monkeypatch)
     log.truncate_to(base)
     assert log.log_end_offset == base
     log.check_invariants()
+
+
+def test_a_segment_of_which_nothing_stays_is_not_read() -> None:
+    log = filled(1)
+    segment = log.segments[1]
+    log.disk.unlink(log.producer_state.path(segment.base_offset))
+    log.disk.writev(segment.file, [b"\xff" * 61], 0)
+    preparation = log.prepare_cut(segment.base_offset)
+    assert preparation is not None
+    preparation.run()
+    assert preparation.states is not None
 
 
 def test_damage_of_what_is_cut_hides_nothing() -> None:

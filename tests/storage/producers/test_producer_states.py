@@ -19,9 +19,13 @@ from kept.storage.producers import producer_states as producers
 from kept.storage.producers import snapshots, verification
 from kept.storage.producers.producer_states import ProducerQuota, ProducerStates
 from kept.storage.producers.verification import VerificationGuard
+from kept.storage.records.checksum import crc32c
 from kept.storage.segments import txn_index
 from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import MAX_INT32
+
+NO_PRODUCERS = bytes.fromhex("0001" + "48674bc7" + "00000000")
+"""A snapshot."""
 
 
 def guard(
@@ -267,10 +271,17 @@ def test_snapshots_come_back(producers) -> None:
         assert other.last_timestamp == state.last_timestamp
 
 
+def test_a_snapshot_has_the_last_batch_of_each_producer() -> None:
+    states = ProducerStates(1000)
+    send(states, 0, 0, 3)
+    send(states, 3, 3)
+    ((pid, state),) = snapshots.decode("x", snapshots.encode(states))
+    assert pid == 1 and state.batches == states.get(1).batches[-1:]
+
+
 def test_a_snapshot_of_nothing_has_ten_bytes() -> None:
-    data = snapshots.encode(ProducerStates(1))
-    assert data.hex() == "0001" + "48674bc7" + "00000000"
-    assert snapshots.decode("x", data) == []
+    assert snapshots.encode(ProducerStates(1)) == NO_PRODUCERS
+    assert snapshots.decode("x", NO_PRODUCERS) == []
 
 
 @given(position=st.integers(0, 55), bit=st.integers(0, 7))
@@ -283,6 +294,21 @@ def test_damaged_snapshots_are_refused(position, bit) -> None:
         snapshots.decode("x", data)
     with pytest.raises(DamagedData):
         snapshots.decode("x", data[:-1])
+
+
+@pytest.mark.parametrize(
+    ("data", "position", "why"),
+    [
+        (NO_PRODUCERS[:-1], 0, "9 bytes are no snapshot"),
+        (b"\0\2" + NO_PRODUCERS[2:], 0, "version 2, expected 1"),
+        (NO_PRODUCERS + b"\0", 2, "the CRC does not match"),
+        (b"\0\1" + crc32c(b"\0\0\0\1").to_bytes(4, "big") + b"\0\0\0\1", 6, "do not hold 1"),
+    ],
+)
+def test_where_a_snapshot_is_damaged_is_told(data, position, why) -> None:
+    with pytest.raises(DamagedData, match=why) as error:
+        snapshots.decode("x", data)
+    assert (error.value.path, error.value.position, error.value.offset) == ("x", position, -1)
 
 
 def test_the_transaction_index() -> None:

@@ -150,7 +150,7 @@ class FetcherCore:
         """Take one event; returns what to do to the logs before the next request is made."""
         match event:
             case FetchResponseReceived(request, answer):
-                return self._fetch_answered(request, answer, now_ms)
+                return self.fetch_answered(request, answer, now_ms)
             case OffsetsListed(request, answers):
                 return self._offsets_listed(request, answers, now_ms)
             case RequestFailed(request):
@@ -316,7 +316,8 @@ class FetcherCore:
 
     # Answers.
 
-    def _fetch_answered(self, request: FetchRequest, answer: FetchResponse, now_ms: int) -> Work:
+    def fetch_answered(self, request: FetchRequest, answer: FetchResponse, now_ms: int) -> Work:
+        """As :class:`FetchResponseReceived`, for the path of every fetch."""
         if request is not self.in_flight:
             return ()
         self._clear_in_flight()
@@ -330,7 +331,9 @@ class FetcherCore:
             tp = part.tp
             member = self._members.get(tp)
             requested = session.sent.get(tp)
-            if member is None or requested is None or requested.topic_id != member.topic_id:
+            if member is None or requested is None:
+                continue
+            if requested.topic_id is not member.topic_id and requested.topic_id != member.topic_id:
                 continue
             effects = member.core.fetch_completed(requested, part, now_ms)
             self._follow_up(tp, member.core)

@@ -270,10 +270,11 @@ class FollowerCore:
     ) -> Effects:
         """As :class:`FetchCompleted`, for the path of every fetch."""
         log = self.log
+        log_end_offset = log.log_end_offset
         if (
             self.state is not FollowerState.FETCHING
             or request.leader_epoch != self.leader_epoch
-            or request.fetch_offset != log.log_end_offset
+            or request.fetch_offset != log_end_offset
             or request.last_fetched_epoch != log.latest_epoch
         ):
             return ()
@@ -286,9 +287,9 @@ class FollowerCore:
         self.failures = self.retry_at_ms = 0
         if response.diverging is not None:
             return self._diverged(request, response.diverging, now_ms)
-        if len(response.records) >= OFFSET_BYTES and log.log_start_offset < log.log_end_offset:
+        if len(response.records) >= OFFSET_BYTES and log.log_start_offset < log_end_offset:
             base_offset = int.from_bytes(response.records[:OFFSET_BYTES], "big", signed=True)
-            if log.high_watermark <= base_offset < log.log_end_offset:
+            if log.high_watermark <= base_offset < log_end_offset:
                 # The leader's batch reaches over our end: our last one is another. Its epochs do
                 # not tell where its log start lies inside of that batch.
                 self.agreed = False

@@ -31,14 +31,23 @@ _SESSION: Final = struct.Struct(">ii")
 _PARTITION: Final = struct.Struct(">iiqiqi").pack
 """partition, current_leader_epoch, fetch_offset, last_fetched_epoch, log_start_offset, max_bytes"""
 _REPLICA_STATE: Final = struct.Struct(">iq").pack
+_ONE: Final = struct.Struct(">iiibiiB16sBiiqiqi7siqB").pack
+"""A whole request for one partition: what is packed one after another for several."""
+_ONE_TO_STATE: Final = b"\0\0\x01\x01\x01\x01\x0d"
+"""In :data:`_ONE`: no tags of partition and topic, nothing forgotten, no rack, one tag: the state.
+"""
 _RESPONSE: Final = struct.Struct(">ihi").unpack_from
 """throttle_time_ms, error_code, session_id"""
 _ANSWER: Final = struct.Struct(">ihqqq")
 """partition, error_code, high_watermark, last_stable_offset, log_start_offset"""
+_ONE_ANSWER: Final = struct.Struct(">4xBihiB16sBihqqqBi")
+"""A response without tags or aborted transactions, up to its one partition's records."""
 _EPOCH_AND_OFFSET: Final = struct.Struct(">iq").unpack_from
 _TWO_INTS: Final = struct.Struct(">ii").unpack_from
 _ABORTED_BYTES: Final = 17
 _NO_RACK: Final = b"\x01"
+_NO_TAGS: Final = b"\0\0\0"
+"""Of a partition, its topic, and the response."""
 
 Topics = dict[bytes, dict[int, TopicPartition]]
 """Topic id's bytes to partition number to name: what a response is to be about."""
@@ -46,6 +55,8 @@ Topics = dict[bytes, dict[int, TopicPartition]]
 
 def encode_request(request: FetchRequest, replica_id: int, broker_epoch: int) -> bytes:
     """The body of a Fetch request, without its header."""
+    if len(request.partitions) == 1 and not request.forgotten:
+        return _encode_one(request, request.partitions[0], replica_id, broker_epoch)
     out = bytearray(_HEAD.pack(request.max_wait_ms, request.min_bytes, request.max_bytes, 0))
     out += _SESSION.pack(request.session_id, request.session_epoch)
     topics: dict[UUID, list[PartitionRequest]] = {}
@@ -78,6 +89,33 @@ def encode_request(request: FetchRequest, replica_id: int, broker_epoch: int) ->
     return bytes(out)
 
 
+def _encode_one(
+    request: FetchRequest, wanted: PartitionRequest, replica_id: int, broker_epoch: int
+) -> bytes:
+    """Nearly every request: it follows what was appended to one partition."""
+    return _ONE(
+        request.max_wait_ms,
+        request.min_bytes,
+        request.max_bytes,
+        0,
+        request.session_id,
+        request.session_epoch,
+        2,
+        wanted.topic_id.bytes,
+        2,
+        wanted.tp.partition,
+        wanted.leader_epoch,
+        wanted.fetch_offset,
+        wanted.last_fetched_epoch,
+        wanted.log_start_offset,
+        wanted.max_bytes,
+        _ONE_TO_STATE,
+        replica_id,
+        broker_epoch,
+        0,
+    )
+
+
 def decode_response(frame: memoryview, topics: Topics) -> FetchResponse:
     """The answer in a response frame (correlation id first); records are views into it.
 
@@ -85,9 +123,43 @@ def decode_response(frame: memoryview, topics: Topics) -> FetchResponse:
     not such a response, and for partitions that nobody asked about.
     """
     try:
-        return _decode(frame, topics)
+        return _decode_one(frame, topics) or _decode(frame, topics)
     except (struct.error, IndexError) as error:
         raise CorruptMessage("a Fetch response that ends early") from error
+
+
+def _decode_one(frame: memoryview, topics: Topics) -> FetchResponse | None:
+    """Nearly every response: one partition has news, and nothing is tagged; None: it is another."""
+    if len(frame) < _ONE_ANSWER.size:
+        return None
+    (
+        header_tags,
+        _,
+        error_code,
+        session_id,
+        topic_count,
+        topic_id,
+        partition_count,
+        number,
+        partition_error,
+        high_watermark,
+        stable,
+        log_start,
+        aborted,
+        _,
+    ) = _ONE_ANSWER.unpack_from(frame)
+    if header_tags or topic_count != 2 or partition_count != 2 or aborted > 1:
+        return None
+    size, position = read_uvarint(frame, _ONE_ANSWER.size)
+    end = position + max(size - 1, 0)
+    tp = topics.get(topic_id, {}).get(number)
+    if tp is None or bytes(frame[end:]) != _NO_TAGS:
+        return None
+    records = frame[position:end]
+    answer = PartitionResponse(
+        tp, partition_error, high_watermark, stable, log_start, None, None, records
+    )
+    return FetchResponse(error_code, session_id, (answer,))
 
 
 def _decode(frame: memoryview, topics: Topics) -> FetchResponse:

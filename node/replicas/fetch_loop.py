@@ -27,7 +27,6 @@ from kept.replication.fetcher import (
     NEVER,
     PATIENCE_MS,
     FetcherCore,
-    FetchResponseReceived,
     FetchSettings,
     OffsetsListed,
     RequestAbandoned,
@@ -352,7 +351,7 @@ class _Stream:
         timeout_s = request.max_wait_ms / 1000 + self._patience_s
         frame = await connection.request(fetch_codec.API_KEY, fetch_codec.VERSION, body, timeout_s)
         answer = fetch_codec.decode_response(frame, self._topics)
-        return self.core.step(FetchResponseReceived(request, answer), monotonic_ms())
+        return self.core.fetch_answered(request, answer, monotonic_ms())
 
     async def _offsets(
         self, connection: NodeConnection, request: OffsetsRequest

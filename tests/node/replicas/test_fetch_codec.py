@@ -11,7 +11,13 @@ from kio.static.constants import EntityType
 from kept.client.protocol import messages as protocol
 from kept.node.kafka.codec import fetch as leader
 from kept.node.replicas import fetch_codec
-from kept.replication.fetch_messages import FetchPartition, FetchRequest, PartitionRequest
+from kept.replication.fetch_messages import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    PartitionRequest,
+    PartitionResponse,
+)
 from kept.storage.errors import CorruptMessage
 from kept.storage.types import TopicPartition
 
@@ -72,6 +78,30 @@ def test_kio_reads_the_same_request() -> None:
     assert protocol.encode(protocol.decode(cls, body)[0]) == body
 
 
+def test_a_request_for_one_partition_is_read_like_any_other() -> None:
+    one = REQUEST._replace(partitions=REQUEST.partitions[1:2], forgotten=())
+    body = fetch_codec.encode_request(one, replica_id=2, broker_epoch=31)
+    wanted = FetchPartition(1, 5, 1 << 20, 7, 6, 2)
+    assert leader.parse(memoryview(body), 0, fetch_codec.VERSION) == leader.FetchRequest(
+        2, 500, 1, 10 << 20, 0, 9, 4, [(B.bytes, [wanted])], [], b"", 31
+    )
+    cls = protocol.message_type(fetch_codec.API_KEY, fetch_codec.VERSION, EntityType.request)
+    assert protocol.encode(protocol.decode(cls, body)[0]) == body
+
+
+@pytest.mark.parametrize("records", [None, b"x" * 100, b"x" * 300])
+def test_an_answer_about_one_partition_is_read_like_any_other(records: bytes | None) -> None:
+    data = leader.PartitionData(3, 6, 50, 49, 1, records=records)
+    segments = leader.encode(fetch_codec.VERSION, 77, 70, 9, [(A.bytes, [data])])
+    frame = memoryview(b"".join(bytes(part) for part in segments))[4:]  # type: ignore[arg-type]
+    tp = TopicPartition("a", 3)
+    read = PartitionResponse(tp, 6, 50, 49, 1, None, None, records or b"")
+    assert fetch_codec.decode_response(frame, TOPICS) == FetchResponse(70, 9, (read,))
+    two = leader.encode(fetch_codec.VERSION, 77, 70, 9, [(A.bytes, [data]), (B.bytes, [])])
+    frame = memoryview(b"".join(bytes(part) for part in two))[4:]  # type: ignore[arg-type]
+    assert fetch_codec.decode_response(frame, TOPICS) == FetchResponse(70, 9, (read,))
+
+
 def test_records_are_a_view_and_hints_are_read() -> None:
     frame = response(
         records=b"x" * 300,
@@ -90,6 +120,12 @@ def test_records_are_a_view_and_hints_are_read() -> None:
     assert answer.current_leader == (3, 8)
     assert bytes(answer.records) == b"x" * 300
     assert answer.records.obj is frame.obj  # type: ignore[union-attr]
+
+
+def test_what_is_tagged_of_one_partition_is_read() -> None:
+    frame = response(records=b"x" * 9, diverging=(5, 40))
+    (answer,) = fetch_codec.decode_response(frame, TOPICS).partitions
+    assert (answer.diverging, bytes(answer.records)) == ((5, 40), b"x" * 9)
 
 
 def test_an_empty_answer_and_its_session() -> None:

@@ -342,6 +342,12 @@ def _write_plan(cls: Any) -> tuple[tuple[str, str, Any, Any, Any, Any], ...] | N
         nested = _element(hints[name])
         if nested is None:
             write = _kio().get_field_writer(field, cls.__flexible__, False, False)
+            if cls.__flexible__ and kind == "string":
+                hint = hints[name]
+                nullable = get_origin(hint) in (Union, UnionType)
+                one = next(a for a in get_args(hint) if a is not NoneType) if nullable else hint
+                if get_origin(one) is not tuple:
+                    write = _write_nullable_compact_string if nullable else _write_compact_string
             plan.append((name, kind, convert, default, write, None))
         else:
             plan.append((name, kind, convert, default, length, nested))
@@ -354,6 +360,19 @@ def _write_length(out: io.BytesIO, count: int | None) -> None:
 
 def _write_compact_length(out: io.BytesIO, count: int | None) -> None:
     out.write(uvarint(0 if count is None else count + 1))
+
+
+def _write_compact_string(out: io.BytesIO, value: str | bytes) -> None:
+    """As kio's, most of whose work is to make its own kind of number of the length."""
+    data = value.encode() if isinstance(value, str) else value
+    out.write(uvarint(len(data) + 1) + data)
+
+
+def _write_nullable_compact_string(out: io.BytesIO, value: str | bytes | None) -> None:
+    if value is None:
+        out.write(b"\0")
+    else:
+        _write_compact_string(out, value)
 
 
 def _element(hint: Any) -> Any:

@@ -327,7 +327,9 @@ class ReplicaManifests:
         self._partition.applied_end = 0
 
     def _change(self, change: Callable[[], None]) -> None:
-        """Blocks; no file is in use (:meth:`check_cut`)."""
+        """Blocks; no file is in use (:meth:`check_cut`). A want of descriptors fails the directory,
+        too: the log is cut, and a start would take what is appended next for what was applied.
+        """
         try:
             change()
         except MachineError as error:

@@ -162,6 +162,12 @@ TESTS: Final = {
         "tests/node/replicas/test_dirty_logs.py",
         DIRECTORIES[0],
     ],
+    "storage/log/follower_append.py": [
+        f"tests/storage/log/test_{name}.py" for name in ("follower_append", "log")
+    ],
+    "storage/log/tail.py": [
+        f"tests/storage/log/test_{name}.py" for name in ("follower_append", "log", "retention")
+    ],
     "storage/log/truncation.py": [
         "tests/storage/producers/test_cut_preparation.py",
         *(
@@ -169,7 +175,15 @@ TESTS: Final = {
             for name in ("truncation", "checkpoints_at_a_cut", "log", "exhausted", "transactions")
         ),
     ],
-    "storage/producers/producer_states.py": ["tests/storage/producers/test_producer_states.py"],
+    "storage/producers/cut_preparation.py": ["tests/storage/producers/test_cut_preparation.py"],
+    "storage/producers/producer_state_manager.py": [
+        "tests/storage/producers/test_cut_preparation.py",
+        *(
+            f"tests/storage/log/test_{name}.py"
+            for name in ("log", "retention", "damage", "transactions", "truncation")
+        ),
+    ],
+    "storage/producers/": ["tests/storage/producers/test_producer_states.py"],
     "storage/directory.py": [
         f"tests/storage/test_{name}.py" for name in ("directory", "running_mark")
     ],

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from kept.compaction.manifest.apply import CompactionState
 from kept.node.replicas.manifests.errors import ManifestUnreadable
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.store import ManifestFiles
@@ -83,3 +84,29 @@ def test_a_pass_of_a_leader_that_follows_now_does_not_take_what_came_from_the_ne
     asyncio.run(go())
     assert replica.told == [ev.PassCompleted(NEWER, 1, OLDER)]
     assert replica._opened_files.bodies == {NEXT: came}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_wanted"),
+    [
+        (None, True),
+        (("making_base", False), False),
+        (("leader_epoch", 4), False),
+        (("_closed", True), False),
+    ],
+)
+def test_a_base_is_told_of_while_the_leader_of_its_epoch_makes_it(replica, change, is_wanted):
+    replica.core.making_base, replica.core.leader_epoch = True, 3
+
+    async def create_base(_: Any, name: Generation, still_wanted: Any) -> CompactionState:
+        assert name == Generation(3, 0) and still_wanted()
+        if change is not None:
+            setattr(replica if change[0] == "_closed" else replica.core, *change)
+        assert still_wanted() is is_wanted
+        return CompactionState(name)
+
+    replica._opened_files.create_base = create_base
+    asyncio.run(replica._make_base(ev.CreateBaseGeneration(3, None), ManifestWork()))
+    made = ev.BaseGenerationCreated(ManifestRef(Generation(3, 0), 0))
+    assert replica.told == ([made] if is_wanted else [])
+    assert replica._hosted.compaction == CompactionState(Generation(3, 0)), "it is in place"

@@ -37,13 +37,14 @@ EIO: Final = MachineError("/d", "read", OSError(5, "EIO"))
 
 
 class Site:
-    """A replica whose log has one segment from 0 on, cut three times."""
+    """A replica whose log has segments from 0 and from 200 on, and was cut three times."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.hosted = local_replica()
         self.partition, self.directory = self.hosted.partition, self.hosted.directory
         self.log = self.partition.log
+        self.log.segments.create(200, 4096, 0)
         self.log.durability.truncations = 3
         self.first = self.log.segments[0]
         self.partition.applied_end = 50
@@ -405,6 +406,15 @@ def test_what_a_build_in_a_thread_meets_is_what_a_worker_would(
         asyncio.run(or_vanished(site.context.runtime, log_, work, building))
     if expected is PassFailed:
         assert "/d/" in str(raised.value) and "/d/" not in raised.value.client_message
+
+
+def test_clients_are_not_told_what_a_worker_s_error_says() -> None:
+    assert PassFailed("/d/t-0/x: torn", "DamagedData").client_message == (
+        "the pass failed (DamagedData); the node's log has the details"
+    )
+    assert PassFailed("/d/t-0/x: torn", "x", client_message="t-0: torn").client_message == (
+        "t-0: torn"
+    )
 
 
 # A base generation.

@@ -395,6 +395,21 @@ def test_a_start_makes_snapshots_durable(kit, disk, make_log, became) -> None:
         check_producer(kit.open_log(left.after_power_loss(seed)), 1)
 
 
+def test_a_start_makes_the_snapshot_durable_where_the_log_begins(kit, disk, make_log) -> None:
+    """Retention took the segment below it, and a kill came before the next flush."""
+    log = make_log(config=LogConfig(segment_bytes=1000))
+    silent_producer(kit, log)
+    log.advance_log_start(3)
+    log.delete_old_segments(kit.NOW, 6)
+    log.delete_expired(2 * kit.NOW)
+    left = disk.after_kill()
+    again = kit.open_log(left)
+    assert again.segments.bases[0] == 2
+    again.flush()
+    for seed in range(20):
+        check_producer(kit.open_log(left.after_power_loss(seed)), 1)
+
+
 def test_deleted_files_go_though_the_clock_is_set_back(kit, make_log, disk) -> None:
     """They would stay, and hold the disk, until the clock is where it was."""
     log = fill(kit, make_log, retention_ms=5 * HOUR, file_delete_delay_ms=60_000)

@@ -15,6 +15,7 @@ import kept
 from kept.node.config.security_checks import security_warnings
 from kept.node.node import Node
 from kept.node.runtime.fd_quota import raise_file_limit
+from kept.node.runtime.huge_pages import collapse_heap
 from kept.node.runtime.logging import bridge, log
 from kept.node.runtime.service_manager import ServiceManager
 from kept.node.runtime.tasks import TaskOwner
@@ -120,6 +121,7 @@ async def serve(config: NodeConfig) -> str:
     reporting = tasks.spawn(manager.report(partial(service_status, node, ready)))
     await node.warmed_up()
     collecting = tasks.spawn(keep_collections_short(node))
+    await node.parts.runtime.in_thread(collapse_heap)
     await stopping
     log.info("stopping")
     manager.stopping(node.parts.shutdown.failure or "stopping")

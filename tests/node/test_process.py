@@ -180,6 +180,22 @@ def test_a_node_looks_at_its_replicas_while_no_log_is_made(lone, monkeypatch):
     lone.run(asyncio.wait_for(watched(), 60))
 
 
+def test_the_heap_of_a_node_moves_into_huge_pages_once_all_is_imported(monkeypatch, tmp_path):
+    done, real = [], Node.warmed_up
+
+    async def warmed_up(node: Node) -> None:
+        await real(node)
+        done.append("imported")
+        node.parts.shutdown.requested.set()
+
+    monkeypatch.setattr(Node, "warmed_up", warmed_up)
+    monkeypatch.setattr(process, "collapse_heap", lambda: done.append("moved"))
+    monkeypatch.setattr(process, "raise_file_limit", lambda: None)
+    config = NodeConfig.load(None, {}, {}, port=0, data_dir=str(tmp_path))
+    assert asyncio.run(asyncio.wait_for(process.serve(config), 60)) == ""
+    assert done == ["imported", "moved"]
+
+
 def test_a_signal_opens_the_audit_log_anew(monkeypatch, tmp_path):
     """As logrotate sends it, once it has renamed the file."""
     path, real = tmp_path / "audit.log", Node.warmed_up

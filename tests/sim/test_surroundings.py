@@ -131,6 +131,7 @@ CLOCKS_OF_DATES: Final = frozenset({"now", "utcnow", "today"})
 
 OUTSIDE: Final = {
     "node/process.py": "signals and the environment, before there is a node",
+    "node/runtime/huge_pages.py": "the memory of a process, which node/process.py asks for",
     "node/runtime/service_manager.py": "systemd's socket",
     "node/runtime/subprocess.py": "worker processes: tests/sim/passes.py runs what they do",
     "node/metadata/preflight.py": "kept serve --check",

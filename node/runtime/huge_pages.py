@@ -28,10 +28,11 @@ def collapse_heap() -> int:
     """Move what is in the heap into huge pages, and return how many there are. That takes some 3 ms
     for each, in any thread. Who meets a page that moves waits for it: 6 ms at most were seen.
     """
-    import ctypes
+    try:
+        import ctypes
 
-    madvise = getattr(ctypes.CDLL(None), "madvise", None)
-    if madvise is None:
+        madvise = ctypes.CDLL(None).madvise
+    except (ImportError, OSError, AttributeError):  # a Python built without it, or no such call
         return 0
     count = 0
     for start, end, resident_bytes in _mappings():

@@ -76,3 +76,5 @@ def test_whole_pages_of_what_is_used_are_asked_for(
 def test_where_it_cannot_be_asked_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Given())
     assert huge_pages.collapse_heap() == 0
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    assert huge_pages.collapse_heap() == 0

@@ -204,9 +204,11 @@ class AuditFile:
         self._runtime = runtime
         self._path = path
         self._file: File | None = None
+        self._is_renamed = False
+        """Whether it is to be opened anew since the job began, whose file has lost the name."""
         self._waiting: list[str] = []
         self._dropped = 0
-        self._job: asyncio.Future[None] | None = None
+        self._job: asyncio.Future[File] | None = None
 
     def write(self, line: str) -> None:
         """Append a line, soon."""
@@ -219,6 +221,7 @@ class AuditFile:
     def reopen(self) -> None:
         """Lines from now on go to the file that then has the name."""
         self._file = None
+        self._is_renamed = True
 
     async def drain(self) -> None:
         """Wait until all lines are written, or have failed."""
@@ -230,23 +233,28 @@ class AuditFile:
             return
         data = "".join(self._waiting).encode(errors="backslashreplace")
         self._waiting.clear()
-        self._job = self._runtime.in_thread(self._append, data)
+        self._is_renamed = False
+        self._job = self._runtime.in_thread(self._append, self._file, data)
         self._job.add_done_callback(self._flushed)
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, file: File | None, data: bytes) -> File:
         disk = self._runtime.disk
-        file = self._file
         if file is None:
-            file = self._file = disk.open_append(self._path)
+            file = disk.open_append(self._path)
         disk.writev(file, [data], disk.size(file))
+        return file
 
-    def _flushed(self, appended: asyncio.Future[None]) -> None:
+    def _flushed(self, appended: asyncio.Future[File]) -> None:
         self._job = None
-        if not appended.cancelled() and (error := appended.exception()) is not None:
+        if appended.cancelled():
+            pass
+        elif (error := appended.exception()) is not None:
             if not isinstance(error, KeptError):
                 raise error
             log.error("the audit log was not written", path=self._path, why=str(error))
             self._file = None
+        elif not self._is_renamed:
+            self._file = appended.result()
         if self._dropped:
             log.error("lines of the audit log were dropped", path=self._path, lines=self._dropped)
             self._dropped = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from kept.node.security import audit
 from kept.node.security.audit import AuditFile, AuditLog, RepeatedEvents
 from kept.node.security.authorizer import AccessEvent, Rule, Ruling
 from kept.node.security.session import Session
-from kept.storage.disk import Disk
+from kept.storage.disk import Disk, File
 
 DENIED = AccessEvent(
     "User:bob",
@@ -124,6 +125,32 @@ def test_a_file_is_for_its_owner_and_may_be_renamed(tmp_path) -> None:
     asyncio.run(run())
     assert path.stat().st_mode & 0o777 == 0o600
     assert [json.loads(line)["names"] for line in path.read_text().splitlines()] == [["u"]]
+
+
+def test_a_file_that_is_renamed_while_it_is_opened_is_opened_anew(tmp_path) -> None:
+    """The signal comes between the two: or all lines would go to the renamed one for good."""
+    path, renamed = tmp_path / "audit.log", tmp_path / "audit.log.1"
+
+    class Renames(Disk):
+        def open_append(self, name: str) -> File:
+            file = super().open_append(name)
+            if not renamed.exists():
+                path.rename(renamed)
+                audited.reopen()
+            return file
+
+    async def run() -> None:
+        nonlocal audited
+        runtime = Runtime(Renames())
+        audited = AuditFile(runtime, str(path))
+        for line in ("before\n", "behind\n"):
+            audited.write(line)
+            await audited.drain()
+        runtime.close()
+
+    audited: Any = None
+    asyncio.run(run())
+    assert (renamed.read_text(), path.read_text()) == ("before\n", "behind\n")
 
 
 def test_a_disk_that_fails_is_told_and_does_not_fill_memory(tmp_path, monkeypatch, capsys) -> None:

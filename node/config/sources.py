@@ -112,6 +112,10 @@ def from_file(path: str) -> dict[str, str]:
             f"{path}: not YAML: a value is not of the type that its form or its tag says; text "
             "stands in quotes"
         ) from None
+    except RecursionError:
+        raise ConfigurationError(
+            f"{path}: not a configuration: nested too deep, or within itself"
+        ) from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -156,7 +160,7 @@ def _loader() -> Any:
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [key.value for key, _ in node.value]
+            keys = [key.value for key, _ in node.value if isinstance(key.value, str)]
             twice = {key for key in keys if keys.count(key) > 1}
             if twice:
                 raise yaml.constructor.ConstructorError(

@@ -249,6 +249,9 @@ def test_what_kubernetes_injects_is_ignored():
         ("num.partitions: 1970-01-01\n", "num.partitions is a date"),
         ("num.partitions: [[1]]\n", "num.partitions is a list"),
         ("1: 2\n", "1 is not a name"),
+        ("{[]: 1, []: 2}\n", "not YAML: line 1, column 2: found unhashable key"),
+        ("a: &a {b: *a}\n", "nested too deep, or within itself"),
+        pytest.param("[" * 5000, "nested too deep, or within itself", id="deep"),
     ],
 )
 def test_a_wrong_file_is_refused_by_its_name(tmp_path, text, message):

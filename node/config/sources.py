@@ -42,6 +42,8 @@ _KUBERNETES_URL: Final = re.compile(r"(?:tcp|udp|sctp)://\S+")
 _QUOTED: Final = re.compile(r"""(?<=alias |nchor |andle |e tag )(['"]).+\1""")
 """What a complaint of yaml quotes of a value: the name of an alias, an anchor or a tag."""
 
+MERGE_TAG: Final = "tag:yaml.org,2002:merge"
+"""Of the key ``<<``: the entries of other mappings stand here, too."""
 MAX_FILE_BYTES: Final = 1 << 20
 """A configuration file is a few lines; more is somebody else's file."""
 
@@ -146,9 +148,14 @@ def _refuse_mappings(path: str, root: Any) -> None:
 
 def _entries(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """(name, node of the key, node of the value) of what a YAML tree gives, outer names first."""
-    from yaml import MappingNode
+    from yaml import MappingNode, SequenceNode
 
     for key, value in node.value if isinstance(node, MappingNode) else ():
+        if key.tag == MERGE_TAG:
+            merged = value.value if isinstance(value, SequenceNode) else (value,)
+            for part in merged:
+                yield from _entries(part, prefix)
+            continue
         name = f"{prefix}{key.value}"
         yield name, key, value
         yield from _entries(value, f"{name}.")

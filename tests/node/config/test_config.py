@@ -293,6 +293,8 @@ def test_nor_is_a_value_that_yaml_takes_for_something_else(tmp_path, value):
         "ssl.key: {password: {hunter2: {}}}",
         "listener.name.plaintext.ssl.key.password: {hunter2: 1}",
         "listener.name: {plaintext: {ssl.key.password: {hunter2: 1}}}",
+        "<<: {ssl.key.password: {hunter2: [1.5]}}",
+        "<<: [{num.partitions: 1}, {ssl: {key.password: {hunter2: [1.5]}}}]",
     ],
 )
 def test_nor_is_what_stands_in_a_mapping_instead_of_a_secret(tmp_path, text):

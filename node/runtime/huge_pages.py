@@ -2,7 +2,8 @@
 
 A request to a quiet node finds the processor's caches cold. Much of what it costs then is to look
 up where a page of the heap is, in a virtual machine in two tables for every step of one; the 512
-pages of a huge one are looked up at once. Elsewhere nothing happens.
+pages of a huge one are looked up at once. Elsewhere nothing happens, nor where the operator of the
+machine wants no huge pages.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ HUGE_BYTES: Final = 2 << 20
 FULL: Final = 0.75
 """Huge pages are made of mappings of which at least so much is in memory: not of a thread's stack,
 nor of what else was reserved and is hardly used."""
+ENABLED: Final = "/sys/kernel/mm/transparent_hugepage/enabled"
 _MADV_COLLAPSE: Final = 25
 """Of Linux' ``mman.h``."""
 _MAPPINGS: Final = re.compile(
@@ -34,6 +36,8 @@ def collapse_heap() -> int:
         madvise = ctypes.CDLL(None).madvise
     except (ImportError, OSError, AttributeError):  # a Python built without it, or no such call
         return 0
+    if _are_forbidden():
+        return 0
     count = 0
     for start, end, resident_bytes in _mappings():
         if resident_bytes < FULL * (end - start):
@@ -42,6 +46,15 @@ def collapse_heap() -> int:
             failed = madvise(ctypes.c_void_p(at), ctypes.c_size_t(HUGE_BYTES), _MADV_COLLAPSE)
             count += not failed
     return count
+
+
+def _are_forbidden() -> bool:
+    """Whether this machine is to have none: ``MADV_COLLAPSE`` does not ask."""
+    try:
+        with open(ENABLED, encoding="ascii") as file:
+            return "[never]" in file.read()
+    except OSError:
+        return True
 
 
 def _mappings() -> list[tuple[int, int, int]]:

@@ -66,7 +66,10 @@ def truncate_to(log: Log, offset: int) -> None:
     if offset >= log.log_end_offset:
         # A leader that appended nothing in its epoch left an entry at the log end.
         log.leader_epochs.truncate_from_end(log.log_end_offset)
-        log.leader_epochs.save()
+        try:
+            log.leader_epochs.save()
+        except ResourceExhausted as error:  # the file has an epoch that nobody cuts again
+            raise error.as_failure() from error
         return
     if offset < log.log_start_offset:
         start_at(log, offset)

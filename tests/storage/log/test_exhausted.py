@@ -130,6 +130,24 @@ def test_a_cut_that_finds_no_descriptor_before_anything_is_gone_can_be_made_agai
     assert offsets(log)[-1] == offset if cut == "truncate_to" else log.log_end_offset == 10
 
 
+def test_an_epoch_that_stays_in_the_file_as_it_is_cut_is_a_failure(monkeypatch):
+    """The log end moves on, and nobody asks for that cut again."""
+    disk = SimulatedDisk()
+    disk.ensure_directory("/log")
+    log = opened(disk)
+    append(log, epoch=4)
+    log.leader_epochs.enter(5, log.log_end_offset)
+    log.leader_epochs.save()
+
+    def refuse(*_):
+        raise ResourceExhausted("/log", "open", OSError(errno.EMFILE, "none"))
+
+    monkeypatch.setattr(type(log.leader_epochs), "save", refuse)
+    with pytest.raises(MachineError) as failed:
+        log.truncate_to(log.log_end_offset)
+    assert not isinstance(failed.value, ResourceExhausted)
+
+
 def test_a_cut_that_cannot_open_the_segment_where_it_is_can_be_made_again(monkeypatch):
     disk = SimulatedDisk()
     disk.ensure_directory("/log")

@@ -299,7 +299,11 @@ class Disk:
     def read(self, path: str) -> bytes:
         """The whole content of a small file."""
         file = self.open_read(path)
-        return self.pread(file, 0, self.size(file))
+        try:
+            return self.pread(file, 0, self.size(file))
+        except OverflowError:  # a directory of ext4 ends at 2^63 - 1
+            error = IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            raise MachineError(path, "read", error) from None
 
     def sendfile(self, socket_fd: int, file: File, position: int, size: int) -> int:
         """Send bytes of a file to a socket; returns how many it took.

@@ -166,6 +166,11 @@ def test_a_c_library_without_preadv2_cannot_tell(tmp_path, monkeypatch) -> None:
     assert disk.preadv_nowait(disk.open_read(str(tmp_path / "f")), 0, 4) is None
 
 
+def test_a_directory_in_a_files_place_is_a_failing_disk(tmp_path) -> None:
+    with pytest.raises(MachineError, match="Is a directory"):
+        Disk({}).read(str(tmp_path))
+
+
 def test_fail_points_by_environment(tmp_path) -> None:
     disk = Disk({"KEPT_FAIL_POINT": "here=eio:2,there=enospc"})
     disk.reach("here")

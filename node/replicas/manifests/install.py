@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import manifest_store
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from kept.node.replicas.manifests.context import ManifestContext
     from kept.storage.log.segment_swapper import SegmentSwapper
     from kept.storage.types import Generation, TopicPartition
+
+FINISH_TRIES: Final = 10
+"""Then a want of descriptors is a failure: who stops the node or deletes the log waits for this."""
 
 
 async def place(
@@ -168,12 +171,14 @@ async def _swap(
 async def _finish(
     context: ManifestContext, hosted: LocalReplica, replacement: SegmentSwapper
 ) -> None:
-    """There is no way back: where it finds no descriptor it is tried again."""
+    """There is no way back: where it finds no descriptor it is tried again, some times."""
     directory = hosted.directory
-    while True:
+    for left in reversed(range(FINISH_TRIES)):
         try:
             await directory.pool.run(replacement.finish)
         except ResourceExhausted as error:
+            if not left:
+                raise error.as_failure() from error
             context.failures.fail(directory, error)
             await asyncio.sleep(RETRY_S)
             _check_online(hosted)

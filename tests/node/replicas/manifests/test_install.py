@@ -130,12 +130,13 @@ def test_what_is_in_place_is_made_durable_as_soon_as_there_is_a_descriptor(monke
     assert swap.reported == [FULL, FULL]
 
 
-@pytest.mark.parametrize(("error", "offline"), [(EIO, ""), (FULL, "finish")])
+@pytest.mark.parametrize(("error", "offline"), [(EIO, ""), (FULL, "finish"), (FULL, "")])
 def test_it_is_not_finished_where_the_disk_failed(monkeypatch, error, offline) -> None:
     swap = Swap("finish", error, offline)
     with pytest.raises(KeptError):
         swap.run(monkeypatch)
     assert swap.done[-2:] == ["place 3", "end"]
+    assert len(swap.reported) == (0 if error is EIO else 1 if offline else install.FINISH_TRIES - 1)
 
 
 @pytest.mark.parametrize("cuts", [True, False])

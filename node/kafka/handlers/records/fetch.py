@@ -4,8 +4,8 @@ A request reads at once; with less than ``min_bytes`` and no error it is parked 
 readable or ``max_wait_ms`` is over. Reading costs index look-ups only: records stay in their files
 until the sender takes them (rule 44). Reads follow rules 25, 26, 32 and 38, which
 ``Partition.fetch`` decides. In a session (``kept.node.kafka.fetch_sessions``) only partitions that
-due are read, and only those with news are answered. What a consumer may not read is refused: the
-session of its connection counts, not that of whoever opened the fetch session.
+are due are read, and only those with news are answered. What a consumer may not read is refused:
+the session of its connection counts, not that of whoever opened the fetch session.
 
 Only the listener between nodes takes requests of replicas: what a replica says that it has moves
 the high watermark. On any other listener each partition is answered TOPIC_AUTHORIZATION_FAILED, as
